@@ -1,0 +1,1 @@
+//! The GPU backend: wgpu, WGSL at WebGPU's default limits.

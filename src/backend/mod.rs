@@ -1,0 +1,96 @@
+//! Compute. A backend allocates what a [`Plan`] names and executes its operations; it never decides what to load.
+//!
+//! A pass over `m` tokens is: [`begin`](Backend::begin); for every layer [`mix`](Backend::mix), which yields the
+//! router's choice, then any number of [`write_slot`](Backend::write_slot) and [`run_experts`](Backend::run_experts)
+//! until every (row, rank) has run once, then [`finish_layer`](Backend::finish_layer); at the end
+//! [`logits`](Backend::logits) for the rows that need them.
+//!
+//! Each output is computed in one canonical order that does not depend on `m`, on the slots or on the order of the
+//! calls to `run_experts`, so results are bit-identical under every schedule.
+
+pub mod cpu;
+pub mod gpu;
+
+use std::ops::Range;
+
+use futures_util::future::LocalBoxFuture;
+
+use crate::error::Result;
+use crate::flash::Bytes;
+use crate::model::plan::{Limits, Plan, Weight};
+
+/// The router's choice for the rows of a chunk: `ids[row · top_k + rank]`, by descending score, ties to the lower id.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Routing {
+    pub top_k: usize,
+    pub ids: Vec<u32>,
+    pub weights: Vec<f32>,
+}
+
+/// One expert applied to one row: output goes to place (`row`, `rank`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkItem {
+    pub row: u32,
+    pub rank: u32,
+    pub slot: u32,
+}
+
+/// What a backend is, for people: `cpu (avx2)`, `gpu (llvmpipe …, Vulkan)`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Info {
+    pub kind: &'static str,
+    pub detail: String,
+}
+
+pub trait Backend {
+    fn info(&self) -> Info;
+
+    fn plan(&self) -> &Plan;
+
+    fn limits(&self) -> &Limits;
+
+    /// Stores a weight: a matrix in its device layout, or a vector of f32 with its [`Map`](crate::model::plan::Map)
+    /// already applied. Called once for every weight of the plan before the first pass.
+    fn write_weight(&mut self, weight: Weight, bytes: &[u8]) -> Result<()>;
+
+    /// Forgets the sequence: zeroes every state.
+    fn reset(&mut self) -> Result<()>;
+
+    /// Starts a pass over `m = embeddings.len() / hidden` tokens at positions `pos .. pos + m`, `1 ≤ m ≤ limits.chunk`.
+    fn begin(&mut self, pos: usize, embeddings: &[f32]) -> Result<()>;
+
+    /// Runs a layer up to its router and reads the choice back. Empty for a layer without routed experts.
+    fn mix(&mut self, layer: usize) -> LocalBoxFuture<'_, Result<Routing>>;
+
+    /// Puts an expert's extent into a pool slot. What `run_experts` was called with before still sees the old content.
+    fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()>;
+
+    /// Executes some of a layer's (row, rank) pairs. Their order does not matter.
+    fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()>;
+
+    /// The shared expert and the combine: the residual becomes the layer's output.
+    fn finish_layer(&mut self, layer: usize) -> Result<()>;
+
+    /// Logits of some rows of the chunk, `[rows.len(), vocab]`.
+    fn logits(&mut self, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<f32>>>;
+
+    /// The residual rows of the chunk, `[m, hidden]`. For diagnosis.
+    fn residual(&mut self) -> LocalBoxFuture<'_, Result<Vec<f32>>>;
+
+    /// The head's input after the final norm for some rows, `[rows.len(), hidden]`: valid right after `logits`.
+    fn normed(&mut self, rows: usize) -> LocalBoxFuture<'_, Result<Vec<f32>>>;
+
+    /// Bytes this backend allocates beside weights, states and pool slots: activations, staging, parameters.
+    fn workspace_bytes(&self) -> u64;
+}
+
+/// The rows of the rotary table for positions `pos .. pos + m`: per row the cosines, then the sines.
+pub fn rope_table(inv_freq: &[f32], pos: usize, m: usize) -> Vec<f32> {
+    let mut table = Vec::with_capacity(m * 2 * inv_freq.len());
+    for p in pos..pos + m {
+        let angles = inv_freq.iter().map(|f| p as f32 * f);
+        table.extend(angles.clone().map(libm::cosf));
+        table.extend(angles.map(libm::sinf));
+    }
+    table
+}

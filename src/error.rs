@@ -1,0 +1,125 @@
+//! One error type for the whole runtime. Every variant says what happened and what the caller can do about it, and has
+//! a stable [`Error::code`] that the package hands to JavaScript.
+
+use std::fmt;
+
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Bytes, printed the way the budget options take them (`64MiB`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+        for (unit, bytes) in UNITS {
+            if self.0 >= bytes {
+                return write!(f, "{:.1} {unit}", self.0 as f64 / bytes as f64);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    #[error("{path} was not found; check the path or address")]
+    NotFound { path: String },
+    #[error("the server answered {status} for {url}; {}", http_advice(*.status))]
+    Http { url: String, status: u16 },
+    #[error("could not reach {url}: {reason}; check the connection and that the server allows cross-origin reads")]
+    Network { url: String, reason: String },
+    #[error("{path} is {actual} bytes long where {expected} were expected; download or copy it again")]
+    Truncated { path: String, expected: u64, actual: u64 },
+    #[error("bytes {offset}..{} of {path} do not match their hash; run `outrider verify`, then download that file again", .offset + .len)]
+    Corrupt { path: String, offset: u64, len: u64 },
+    #[error("the pack has format version {found}, this build reads {supported}; update Outrider or repack the model")]
+    Version { found: u64, supported: u64 },
+    #[error("the file is not a valid {what}: {reason}")]
+    Format { what: &'static str, reason: String },
+    #[error("architecture `{name}` is not supported; supported: {supported}")]
+    UnknownArchitecture { name: String, supported: String },
+    #[error("the model has no tensor `{name}`; the checkpoint is incomplete, download it again")]
+    MissingTensor { name: String },
+    #[error("the model has no {file}; put it beside the checkpoint and pack again")]
+    MissingFile { file: String },
+    #[error("tensor `{name}` cannot be stored as {dtype}: {reason}")]
+    Encode { name: String, dtype: String, reason: String },
+    #[error("a budget of {} is too small: this model needs at least {} at a context of {context} tokens", Size(*.budget), Size(*.smallest))]
+    Budget { budget: u64, smallest: u64, context: usize },
+    #[error("the prompt has {prompt} tokens and the context holds {context}; shorten it or raise the context")]
+    Context { prompt: usize, context: usize },
+    #[error("the request is not valid: {0}")]
+    Request(String),
+    #[error("the chat template failed: {0}")]
+    Template(String),
+    #[error("the tokenizer failed: {0}")]
+    Tokenizer(String),
+    #[error("no usable GPU: {0}; use the CPU backend")]
+    NoGpu(String),
+    #[error("the GPU failed: {0}; reload the engine")]
+    Gpu(String),
+    #[error("the GPU device was lost: {0}; reload the engine")]
+    DeviceLost(String),
+    #[error("storage is full: {needed} more bytes are needed; free some space or pick a smaller model")]
+    Quota { needed: u64 },
+    #[error("storage failed on {path}: {reason}")]
+    Storage { path: String, reason: String },
+    #[error("stopped by the caller")]
+    Aborted,
+    #[error("{path}: {source}")]
+    Io { path: String, source: std::io::Error },
+}
+
+fn http_advice(status: u16) -> &'static str {
+    match status {
+        404 => "check the address",
+        401 | 403 => "the file needs permission",
+        500.. => "try again later",
+        _ => "check the address and the server",
+    }
+}
+
+impl Error {
+    /// A stable name for the kind of error, for programs to match on.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Error::NotFound { .. } => "not_found",
+            Error::Http { .. } => "http",
+            Error::Network { .. } => "network",
+            Error::Truncated { .. } => "truncated",
+            Error::Corrupt { .. } => "corrupt",
+            Error::Version { .. } => "version",
+            Error::Format { .. } => "format",
+            Error::UnknownArchitecture { .. } => "unknown_architecture",
+            Error::MissingTensor { .. } => "missing_tensor",
+            Error::MissingFile { .. } => "missing_file",
+            Error::Encode { .. } => "encode",
+            Error::Budget { .. } => "budget",
+            Error::Context { .. } => "context",
+            Error::Request(_) => "request",
+            Error::Template(_) => "template",
+            Error::Tokenizer(_) => "tokenizer",
+            Error::NoGpu(_) => "no_gpu",
+            Error::Gpu(_) => "gpu",
+            Error::DeviceLost(_) => "device_lost",
+            Error::Quota { .. } => "quota",
+            Error::Storage { .. } => "storage",
+            Error::Aborted => "aborted",
+            Error::Io { .. } => "io",
+        }
+    }
+
+    pub fn io(path: impl fmt::Display) -> impl FnOnce(std::io::Error) -> Error {
+        move |source| match source.kind() {
+            std::io::ErrorKind::NotFound => Error::NotFound { path: path.to_string() },
+            std::io::ErrorKind::StorageFull => Error::Quota { needed: 0 },
+            _ => Error::Io { path: path.to_string(), source },
+        }
+    }
+
+    pub fn format(what: &'static str, reason: impl fmt::Display) -> Error {
+        Error::Format { what, reason: reason.to_string() }
+    }
+}

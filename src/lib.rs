@@ -1,0 +1,12 @@
+//! Outrider runs Mixture-of-Experts language models that are larger than memory: experts live on flash and are read
+//! into a bounded pool while the current layer computes; no expert is ever skipped. Native and in a browser tab.
+//!
+//! The rooms, top to bottom; a module may use what stands below it:
+
+pub mod backend;
+pub mod error;
+pub mod flash;
+pub mod model;
+pub mod tensor;
+
+pub use error::{Error, Result};

@@ -1,0 +1,283 @@
+//! What a forward pass does, as data. An architecture file turns a configuration into a [`Plan`]; a backend allocates
+//! what the plan names and executes its operations. Both backends execute the same plan, so a new architecture is one
+//! file, and each operation has one kernel a backend and one meaning, given here.
+//!
+//! Shapes: every buffer holds one row of `width` f32 for each of the `m` tokens of the current chunk, which sit at
+//! positions `pos .. pos + m` of the sequence. Operations treat rows independently unless they name a [`State`].
+
+use crate::tensor::Layout;
+
+/// An activation buffer, an index into [`Plan::buffers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Buf(pub usize);
+
+/// A weight, an index into [`Plan::weights`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Weight(pub usize);
+
+/// What a sequence carries from token to token, an index into [`Plan::states`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct State(pub usize);
+
+/// How many rows a buffer has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Rows {
+    /// One a token of the chunk.
+    Chunk,
+    /// One a token that gets logits, see [`Limits::head_rows`].
+    Head,
+}
+
+#[derive(Debug, Clone)]
+pub struct BufSpec {
+    pub name: String,
+    pub width: usize,
+    pub rows: Rows,
+}
+
+/// How a stored vector becomes the one the kernels use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Map {
+    Identity,
+    /// `1 + w`: RMS norms whose weights are stored around zero.
+    PlusOne,
+    /// `-exp(w)`: the decay rates of Gated DeltaNet, stored as logarithms.
+    NegExp,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WeightKind {
+    Matrix(Layout),
+    /// `len` f32.
+    Vector { len: usize, map: Map },
+}
+
+#[derive(Debug, Clone)]
+pub struct WeightSpec {
+    /// Name of the tensor in the pack.
+    pub tensor: String,
+    pub kind: WeightKind,
+}
+
+impl WeightSpec {
+    /// Bytes on the device.
+    pub fn bytes(&self) -> usize {
+        match self.kind {
+            WeightKind::Matrix(layout) => layout.bytes(),
+            WeightKind::Vector { len, .. } => len.next_multiple_of(4) * 4,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateSpec {
+    /// Keys and values of every position so far: two planes of `[context, heads · dim]`.
+    Kv { heads: usize, dim: usize },
+    /// The last `kernel − 1` inputs of a causal convolution, oldest first: `[kernel − 1, channels]`.
+    Conv { channels: usize, kernel: usize },
+    /// The recurrent state of Gated DeltaNet: `[heads, key_dim, value_dim]`.
+    Delta { heads: usize, key_dim: usize, value_dim: usize },
+}
+
+impl StateSpec {
+    /// Number of f32 it holds in a context of `context` tokens.
+    pub fn len(&self, context: usize) -> usize {
+        match *self {
+            StateSpec::Kv { heads, dim } => 2 * context * heads * dim,
+            StateSpec::Conv { channels, kernel } => (kernel - 1) * channels,
+            StateSpec::Delta { heads, key_dim, value_dim } => heads * key_dim * value_dim,
+        }
+    }
+}
+
+/// `heads` vectors in each row of a buffer: head `h` starts at `offset + h · stride`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    pub buf: Buf,
+    pub offset: usize,
+    pub stride: usize,
+}
+
+/// One operation. `σ` is the logistic function, `silu(x) = x · σ(x)`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Op {
+    /// For each of `groups` equal parts of a row: `y = x · rsqrt(mean(x²) + eps) · w`, `w` as long as a part.
+    RmsNorm { x: Buf, w: Weight, y: Buf, groups: usize, eps: f32 },
+    /// As `RmsNorm`, then times `silu(gate)`.
+    GatedRmsNorm { x: Buf, gate: Buf, w: Weight, y: Buf, groups: usize, eps: f32 },
+    /// `y = x · Wᵀ`, or `y += x · Wᵀ` if `add`. W is `[rows, cols]`; x has width `cols`, y `rows`.
+    MatMul { x: Buf, w: Weight, y: Buf, add: bool },
+    /// Causal depthwise convolution over tokens, then silu: `y[t, c] = silu(Σ_j w[c, j] · x[t − kernel + 1 + j, c])`,
+    /// inputs before the chunk from `state`, which is left holding the chunk's last inputs. `w` is `[channels, kernel]`.
+    ConvSilu { x: Buf, w: Weight, y: Buf, state: State },
+    /// The gated delta rule (Yang et al., 2024), recurrent form, token after token. A row of `qkv` is
+    /// `[q: key_heads · key_dim | k: the same | v: heads · value_dim]`; value head `h` uses key head
+    /// `h / (heads / key_heads)`. With q and k scaled to unit length (eps 1e-6 under the root) and q by `1/√key_dim`:
+    /// `S ← S · exp(rate · softplus(a + dt_bias))`, `S ← S + k ⊗ (σ(b) · (v − kᵀS))`, `y = qᵀS`.
+    DeltaNet { qkv: Buf, a: Buf, b: Buf, rate: Weight, dt_bias: Weight, y: Buf, state: State, key_heads: usize },
+    /// Per head: RMS norm over `dim` if `w` is given, then rotary embedding of the first `rotary` dimensions
+    /// (`rotate_half` pairing: `i` with `i + rotary/2`) by the angles in [`Plan::rope`], the rest copied.
+    HeadNormRope { x: Heads, w: Option<Weight>, y: Buf, heads: usize, dim: usize, rotary: usize, eps: f32 },
+    /// Writes the chunk's rows of `k` and `v` (each `heads · dim` wide) at positions `pos ..` of `state`.
+    KvAppend { k: Buf, v: Buf, state: State },
+    /// Causal attention of `heads` query heads over the `Kv` state (query head `h` reads KV head
+    /// `h / (heads / kv_heads)`), softmax of `scale · q·k`; each output times `σ(gate)` where a gate is given.
+    Attention { q: Buf, gate: Option<Heads>, y: Buf, state: State, heads: usize, scale: f32 },
+    /// `y = silu(gate) · up`.
+    SiluMul { gate: Buf, up: Buf, y: Buf },
+}
+
+/// The routed experts of a layer. Between the layer's `mix` and these lies the one point where a pass may have to wait
+/// for flash.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Moe {
+    /// Router logits, width `experts`. Written by `mix`.
+    pub logits: Buf,
+    /// What the experts read: the normalised residual. Written by `mix`.
+    pub x: Buf,
+    /// The residual that their output is added to.
+    pub y: Buf,
+    pub experts: usize,
+    pub top_k: usize,
+    /// Whether the chosen probabilities are divided by their sum.
+    pub renormalise: bool,
+    /// Output of the shared expert, and the logit (width 1) whose σ scales it.
+    pub shared: Option<(Buf, Buf)>,
+}
+
+/// One decoder layer: `mix`, then the router's choice, then `shared` (which needs no expert), then the experts:
+/// `y[r] += Σ_rank weight[r, rank] · expert(x[r])`, in rank order, plus `σ(shared gate) · shared`.
+#[derive(Debug, Clone, Default)]
+pub struct Layer {
+    pub mix: Vec<Op>,
+    pub shared: Vec<Op>,
+    pub moe: Option<Moe>,
+}
+
+/// Shape of one routed expert: `down · (silu(gate · x) ⊙ (up · x))`. Its extent holds the three matrices one after the
+/// other in this order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertShape {
+    pub gate: Layout,
+    pub up: Layout,
+    pub down: Layout,
+}
+
+impl ExpertShape {
+    pub fn new(dtype: crate::tensor::DType, hidden: usize, width: usize) -> ExpertShape {
+        let gate = Layout::new(dtype, width, hidden);
+        ExpertShape { gate, up: gate, down: Layout::new(dtype, hidden, width) }
+    }
+
+    /// Byte offsets of gate, up and down within the extent.
+    pub fn offsets(&self) -> [usize; 3] {
+        [0, self.gate.bytes(), self.gate.bytes() + self.up.bytes()]
+    }
+
+    /// Bytes of the three matrices, before the extent's own alignment.
+    pub fn bytes(&self) -> usize {
+        self.gate.bytes() + self.up.bytes() + self.down.bytes()
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub hidden: usize,
+    pub vocab: usize,
+    pub buffers: Vec<BufSpec>,
+    pub weights: Vec<WeightSpec>,
+    pub states: Vec<StateSpec>,
+    /// The residual stream: filled with embeddings at the start of a chunk, a layer's output at its end.
+    pub residual: Buf,
+    /// Rotary frequencies, radians a position, one a rotated pair. Row of the table buffer: `[cos…, sin…]`.
+    pub inv_freq: Vec<f32>,
+    /// The buffer the backend fills with the table for the chunk's positions, width `2 · inv_freq.len()`.
+    pub rope: Option<Buf>,
+    pub layers: Vec<Layer>,
+    pub expert: Option<ExpertShape>,
+    /// Copy of the residual rows that get logits, width `hidden`, [`Rows::Head`].
+    pub head_in: Buf,
+    pub head: Vec<Op>,
+    /// Logits, width `vocab`, [`Rows::Head`].
+    pub logits: Buf,
+}
+
+/// How much of everything there is room for. Fixed when an engine is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Positions a sequence can have.
+    pub context: usize,
+    /// Tokens a pass can take at once.
+    pub chunk: usize,
+    /// Rows of logits computed at once.
+    pub head_rows: usize,
+    /// Expert slots in the pool.
+    pub slots: usize,
+}
+
+impl Plan {
+    pub fn top_k(&self) -> usize {
+        self.layers.iter().filter_map(|l| l.moe).map(|m| m.top_k).max().unwrap_or(0)
+    }
+
+    /// Widest row of routed expert outputs a chunk needs: `top_k · hidden`, plus `top_k · width` of inner activations.
+    pub fn expert_row_len(&self) -> usize {
+        self.expert.map_or(0, |e| self.top_k() * (e.down.rows + e.gate.rows))
+    }
+
+    pub fn weight_bytes(&self) -> u64 {
+        self.weights.iter().map(|w| w.bytes() as u64).sum()
+    }
+
+    pub fn state_bytes(&self, context: usize) -> u64 {
+        self.states.iter().map(|s| 4 * s.len(context) as u64).sum()
+    }
+
+    pub fn rows(&self, buf: Buf, limits: &Limits) -> usize {
+        match self.buffers[buf.0].rows {
+            Rows::Chunk => limits.chunk,
+            Rows::Head => limits.head_rows,
+        }
+    }
+}
+
+/// Collects a plan's parts; architecture files use it so that a buffer, weight or state is named where it is made.
+#[derive(Debug, Default)]
+pub struct Builder {
+    pub buffers: Vec<BufSpec>,
+    pub weights: Vec<WeightSpec>,
+    pub states: Vec<StateSpec>,
+}
+
+impl Builder {
+    pub fn buffer(&mut self, name: &str, width: usize) -> Buf {
+        self.push_buffer(name, width, Rows::Chunk)
+    }
+
+    pub fn head_buffer(&mut self, name: &str, width: usize) -> Buf {
+        self.push_buffer(name, width, Rows::Head)
+    }
+
+    fn push_buffer(&mut self, name: &str, width: usize, rows: Rows) -> Buf {
+        self.buffers.push(BufSpec { name: name.to_owned(), width, rows });
+        Buf(self.buffers.len() - 1)
+    }
+
+    pub fn matrix(&mut self, tensor: impl Into<String>, layout: Layout) -> Weight {
+        self.push_weight(tensor.into(), WeightKind::Matrix(layout))
+    }
+
+    pub fn vector(&mut self, tensor: impl Into<String>, len: usize, map: Map) -> Weight {
+        self.push_weight(tensor.into(), WeightKind::Vector { len, map })
+    }
+
+    fn push_weight(&mut self, tensor: String, kind: WeightKind) -> Weight {
+        self.weights.push(WeightSpec { tensor, kind });
+        Weight(self.weights.len() - 1)
+    }
+
+    pub fn state(&mut self, spec: StateSpec) -> State {
+        self.states.push(spec);
+        State(self.states.len() - 1)
+    }
+}
