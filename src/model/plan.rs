@@ -49,7 +49,10 @@ pub enum Map {
 pub enum WeightKind {
     Matrix(Layout),
     /// `len` f32.
-    Vector { len: usize, map: Map },
+    Vector {
+        len: usize,
+        map: Map,
+    },
 }
 
 #[derive(Debug, Clone)]
@@ -197,6 +200,8 @@ pub struct Plan {
     pub expert: Option<ExpertShape>,
     /// Copy of the residual rows that get logits, width `hidden`, [`Rows::Head`].
     pub head_in: Buf,
+    /// The same rows after the final norm.
+    pub head_normed: Buf,
     pub head: Vec<Op>,
     /// Logits, width `vocab`, [`Rows::Head`].
     pub logits: Buf,

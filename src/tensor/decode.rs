@@ -8,6 +8,7 @@ use super::{DType, GROUP, Layout};
 ///
 /// # Panics
 /// If `bytes` or `out` is shorter than the layout says.
+#[inline(always)]
 pub fn decode_row(layout: &Layout, bytes: &[u8], row: usize, out: &mut [f32]) {
     let [values, scales, rows] = layout.planes();
     let stride = layout.row_bytes();

@@ -2,4 +2,6 @@
 use super::Layout;
 use crate::error::Result;
 
-pub fn encode(_layout: &Layout, _name: &str, _values: &[f32]) -> Result<Vec<u8>> { unimplemented!() }
+pub fn encode(_layout: &Layout, _name: &str, _values: &[f32]) -> Result<Vec<u8>> {
+    unimplemented!()
+}
