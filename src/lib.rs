@@ -6,6 +6,7 @@
 pub mod backend;
 pub mod error;
 pub mod flash;
+pub mod les;
 pub mod model;
 pub mod tensor;
 
