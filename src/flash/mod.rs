@@ -1,5 +1,7 @@
 //! Where a pack's bytes live. Nothing here interprets them.
 
+pub mod install;
+
 use futures_util::future::LocalBoxFuture;
 
 use crate::error::Result;
