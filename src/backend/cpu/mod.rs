@@ -223,7 +223,7 @@ fn silu_mul(gate: &[f32], up: &[f32], y: &mut [f32]) {
 
 impl Backend for Cpu {
     fn info(&self) -> Info {
-        Info { kind: "cpu", detail: self.simd.name.to_owned() }
+        Info { kind: "cpu", detail: self.simd.name().to_owned() }
     }
 
     fn plan(&self) -> &Plan {
@@ -370,3 +370,6 @@ impl Backend for Cpu {
         Cpu::workspace_for(&self.plan, &self.limits)
     }
 }
+
+#[cfg(test)]
+mod tests;

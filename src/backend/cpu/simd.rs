@@ -9,7 +9,7 @@ pub type MatMul = unsafe fn(&Layout, &[u8], RowsRef<'_>, &mut [f32], usize, &[Ro
 /// The best `matmul` for this machine, and its name.
 #[derive(Debug, Clone, Copy)]
 pub struct Simd {
-    pub name: &'static str,
+    name: &'static str,
     matmul: MatMul,
 }
 
@@ -50,12 +50,11 @@ impl Simd {
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c") {
                 all.push(Simd { name: "avx2", matmul: matmul_avx2 });
-                if ["avx512f", "avx512bw", "avx512dq", "avx512vl"].iter().all(|f| match *f {
-                    "avx512f" => is_x86_feature_detected!("avx512f"),
-                    "avx512bw" => is_x86_feature_detected!("avx512bw"),
-                    "avx512dq" => is_x86_feature_detected!("avx512dq"),
-                    _ => is_x86_feature_detected!("avx512vl"),
-                }) {
+                if is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
                     all.push(Simd { name: "avx512", matmul: matmul_avx512 });
                 }
             }
@@ -65,6 +64,10 @@ impl Simd {
 
     pub fn detect() -> Simd {
         *Simd::available().last().expect("the baseline is always there")
+    }
+
+    pub fn name(&self) -> &'static str {
+        self.name
     }
 
     /// See [`kernels::matmul`].
