@@ -56,6 +56,8 @@ pub enum Error {
     Template(String),
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
+    #[error("the model's output is unusable: {0}; run `outrider verify`, and try the CPU backend")]
+    Logits(String),
     #[error("no usable GPU: {0}; use the CPU backend")]
     NoGpu(String),
     #[error("the GPU failed: {0}; reload the engine")]
@@ -101,6 +103,7 @@ impl Error {
             Error::Request(_) => "request",
             Error::Template(_) => "template",
             Error::Tokenizer(_) => "tokenizer",
+            Error::Logits(_) => "logits",
             Error::NoGpu(_) => "no_gpu",
             Error::Gpu(_) => "gpu",
             Error::DeviceLost(_) => "device_lost",

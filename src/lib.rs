@@ -4,6 +4,7 @@
 //! The rooms, top to bottom; a module may use what stands below it:
 
 pub mod backend;
+pub mod engine;
 pub mod error;
 pub mod flash;
 pub mod les;

@@ -4,6 +4,7 @@
 
 pub mod plan;
 mod qwen3_5_moe;
+pub mod tokenizer;
 
 use serde_json::Value;
 

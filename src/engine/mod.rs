@@ -1,0 +1,3 @@
+//! A sequence's life: prefill, decode, sampling.
+
+pub mod sampler;
