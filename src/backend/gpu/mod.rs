@@ -1,1 +1,462 @@
-//! The GPU backend: wgpu, WGSL at WebGPU's default limits.
+//! The GPU backend: wgpu (Vulkan, Metal and DirectX 12 natively, WebGPU in browsers) and WGSL at WebGPU's default limits.
+//!
+//! A plan is compiled into a [`Program`] once: buffers, and the dispatches of every layer with their pipelines and bind
+//! groups. A pass then writes one small uniform and records dispatches. Commands collect in one encoder and are submitted
+//! when the host needs a result or is about to write something the commands read: twice a layer.
+
+mod device;
+mod ops;
+mod pipelines;
+mod program;
+mod readback;
+mod shader;
+#[cfg(test)]
+mod tests;
+mod tuning;
+mod work;
+
+use std::ops::Range;
+
+use futures_util::FutureExt;
+use futures_util::future::LocalBoxFuture;
+
+pub use device::Device;
+
+use super::{Backend, Info, Routing, WorkItem, rope_table};
+use crate::error::{Error, Result};
+use crate::flash::Bytes;
+use crate::model::plan::{Buf, Limits, Plan, Weight};
+use crate::tensor::Layout;
+use pipelines::{Dispatch, Pipelines};
+use program::{Activation, Id, Pass, Program, UNIFORM};
+use readback::Readback;
+use tuning::Tuning;
+
+/// What a GPU backend did so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub submissions: u64,
+    pub dispatches: u64,
+    pub readbacks: u64,
+    pub readback_bytes: u64,
+}
+
+#[derive(Default)]
+struct Layer {
+    mix: Vec<Dispatch>,
+    shared: Vec<Dispatch>,
+    experts: Vec<[Dispatch; 2]>,
+    combine: Option<Dispatch>,
+}
+
+pub struct Gpu {
+    device: Device,
+    plan: Plan,
+    limits: Limits,
+    program: Program,
+    buffers: Vec<wgpu::Buffer>,
+    layers: Vec<Layer>,
+    head: Vec<Dispatch>,
+    /// Commands recorded and not yet submitted.
+    encoder: Option<wgpu::CommandEncoder>,
+    pass: Pass,
+    /// Buffers whose read-back was begun and not finished, because the caller dropped the future.
+    reading: Vec<Id>,
+    stats: Stats,
+}
+
+impl Gpu {
+    /// A backend on the most powerful adapter.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`] if there is no adapter or the plan does not fit its limits, [`Error::Gpu`] if memory ran out or
+    /// a pipeline failed.
+    pub async fn new(plan: Plan, limits: Limits) -> Result<Gpu> {
+        Gpu::on(Device::request().await?, plan, limits).await
+    }
+
+    /// A backend on a device that exists already, and may be shared.
+    pub async fn on(device: Device, plan: Plan, limits: Limits) -> Result<Gpu> {
+        let program = Program::new(&plan, &limits, &device.tuning)?;
+        Gpu::with_program(device, plan, limits, program).await
+    }
+
+    async fn with_program(device: Device, plan: Plan, limits: Limits, mut program: Program) -> Result<Gpu> {
+        let buffers = device.scoped(|| pipelines::buffers(&device, &program)).await?;
+        let (steps, head_steps) = (std::mem::take(&mut program.layers), std::mem::take(&mut program.head));
+        let made = device
+            .scoped(|| {
+                device.queue.write_buffer(&buffers[program.params.0], 0, &program.params_bytes);
+                let pipelines = Pipelines { device: &device, program: &program, buffers: &buffers };
+                let layer = |steps: program::LayerSteps| Layer {
+                    mix: pipelines.dispatches(steps.mix),
+                    shared: pipelines.dispatches(steps.shared),
+                    experts: steps.experts.into_iter().map(|pair| pair.map(|s| pipelines.dispatch(s))).collect(),
+                    combine: steps.combine.map(|s| pipelines.dispatch(s)),
+                };
+                let layers: Vec<Layer> = steps.into_iter().map(layer).collect();
+                (layers, pipelines.dispatches(head_steps))
+            })
+            .await;
+        // A pipeline that failed must not be handed to the next backend.
+        let (layers, head) = made.inspect_err(|_| device.forget_pipelines())?;
+        program.params_bytes = Vec::new();
+        Ok(Gpu {
+            device,
+            plan,
+            limits,
+            program,
+            buffers,
+            layers,
+            head,
+            encoder: None,
+            pass: Pass::default(),
+            reading: Vec::new(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Workspace a GPU backend with these limits allocates, see [`Backend::workspace_bytes`]. The same on every adapter.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`] if no GPU at default limits can run the plan.
+    pub fn workspace_for(plan: &Plan, limits: &Limits) -> Result<u64> {
+        Ok(Program::new(plan, limits, &Tuning::new(false))?.workspace_bytes(plan, limits))
+    }
+
+    pub fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    fn buffer(&self, id: Id) -> &wgpu::Buffer {
+        &self.buffers[id.0]
+    }
+
+    fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        let device = &self.device.device;
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    /// Submits what was recorded.
+    fn submit(&mut self) -> Option<wgpu::SubmissionIndex> {
+        let encoder = self.encoder.take()?;
+        self.stats.submissions += 1;
+        Some(self.device.queue.submit([encoder.finish()]))
+    }
+
+    /// Writes to a buffer, after the commands recorded so far: writes take effect ahead of the next submission.
+    fn upload(&mut self, id: Id, offset: u64, bytes: &[u8]) {
+        self.submit();
+        self.device.queue.write_buffer(self.buffer(id), offset, bytes);
+    }
+
+    /// Records dispatches. `choose` picks them from the layers and the head.
+    fn record<'a>(&'a mut self, choose: impl FnOnce(&'a [Layer], &'a [Dispatch]) -> &'a [Dispatch], pass: Pass) {
+        record(
+            self.encoder.get_or_insert_with(|| self.device.device.create_command_encoder(&Default::default())),
+            choose(&self.layers, &self.head),
+            pass,
+            &mut self.stats,
+        );
+    }
+
+    /// Records a copy to a read-back buffer and frees that from a read that was never finished.
+    fn copy_back(&mut self, source: Id, ranges: &[Range<u64>], target: Id) -> u64 {
+        if let Some(i) = self.reading.iter().position(|r| *r == target) {
+            self.reading.swap_remove(i);
+            self.buffer(target).unmap();
+        }
+        let (source, buffer) = (self.buffer(source).clone(), self.buffer(target).clone());
+        let encoder = self.encoder();
+        let mut at = 0;
+        for range in ranges {
+            let len = range.end - range.start;
+            encoder.copy_buffer_to_buffer(&source, range.start, &buffer, at, len);
+            at += len;
+        }
+        at
+    }
+
+    /// Submits and asks for the first `bytes` of a read-back buffer.
+    fn start_read(&mut self, target: Id, bytes: u64) -> Result<(Readback, wgpu::SubmissionIndex)> {
+        let submission = self.submit().ok_or_else(|| Error::Gpu("nothing was recorded to read back".to_owned()))?;
+        self.reading.push(target);
+        self.stats.readbacks += 1;
+        self.stats.readback_bytes += bytes;
+        Ok((Readback::start(self.buffer(target), bytes), submission))
+    }
+
+    async fn finish_read(
+        &mut self,
+        target: Id,
+        (read, submission): (Readback, wgpu::SubmissionIndex),
+    ) -> Result<Vec<u8>> {
+        let bytes = read.finish(&self.device, &self.buffers[target.0], submission).await?;
+        self.reading.retain(|r| *r != target);
+        Ok(bytes)
+    }
+
+    /// Rows of an activation buffer, without their padding.
+    async fn read_rows(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>> {
+        let Activation { id, width, stride, .. } = self.program.activations[buf.0];
+        let target = self.program.read_rows;
+        let batch = (self.program.buffers[target.0].bytes / (4 * stride as u64)) as usize;
+        let mut out = Vec::with_capacity(rows.len() * width);
+        let mut first = rows.start;
+        while first < rows.end {
+            let last = rows.end.min(first + batch);
+            let range = 4 * (first * stride) as u64..4 * (last * stride) as u64;
+            let bytes = self.copy_back(id, &[range], target);
+            let read = self.start_read(target, bytes)?;
+            let bytes = self.finish_read(target, read).await?;
+            for row in bytes.chunks_exact(4 * stride) {
+                out.extend(floats(&row[..4 * width]));
+            }
+            first = last;
+        }
+        Ok(out)
+    }
+
+    /// Writes rows of `width` floats into an activation buffer with its padding.
+    fn write_rows(&mut self, buf: Buf, values: &[f32]) {
+        let Activation { id, width, stride, .. } = self.program.activations[buf.0];
+        if stride == width {
+            self.upload(id, 0, bytemuck::cast_slice(values));
+            return;
+        }
+        let mut padded = vec![0.0; values.len() / width * stride];
+        for (to, from) in padded.chunks_mut(stride).zip(values.chunks(width)) {
+            to[..width].copy_from_slice(from);
+        }
+        self.upload(id, 0, bytemuck::cast_slice(&padded));
+    }
+
+    async fn run_mix(&mut self, layer: usize) -> Result<Routing> {
+        self.device.check()?;
+        let pass = self.pass;
+        self.record(|layers, _| &layers[layer].mix, pass);
+        let (Some(moe), Some(routed)) = (self.plan.layers[layer].moe, self.program.routed) else {
+            self.record(|layers, _| &layers[layer].shared, pass);
+            return Ok(Routing::default());
+        };
+        let (n, weights) = (4 * (pass.m as usize * moe.top_k) as u64, 4 * routed.weights_at as u64);
+        let bytes = self.copy_back(routed.choice, &[0..n, weights..weights + n], routed.read);
+        let read = self.start_read(routed.read, bytes)?;
+        // The GPU computes these while the host waits, and reads experts.
+        self.record(|layers, _| &layers[layer].shared, pass);
+        self.submit();
+        let bytes = self.finish_read(routed.read, read).await?;
+        let (ids, weights) = bytes.split_at(n as usize);
+        let ids: Vec<u32> = bytemuck::pod_collect_to_vec(ids);
+        if let Some(id) = ids.iter().find(|id| **id as usize >= moe.experts) {
+            return Err(Error::Gpu(format!("the router chose expert {id} of {}", moe.experts)));
+        }
+        Ok(Routing { top_k: moe.top_k, ids, weights: floats(weights).collect() })
+    }
+
+    async fn run_head(&mut self, rows: Range<usize>) -> Result<Vec<f32>> {
+        self.device.check()?;
+        if rows.end > self.pass.m as usize {
+            return Err(Error::Request(format!("logits of row {} in a pass of {}", rows.end - 1, self.pass.m)));
+        }
+        let residual = self.program.activations[self.plan.residual.0];
+        let head_in = self.program.activations[self.plan.head_in.0].id;
+        let mut out = Vec::with_capacity(rows.len() * self.plan.vocab);
+        let mut first = rows.start;
+        while first < rows.end {
+            let n = (rows.end - first).min(self.limits.head_rows);
+            let pass = Pass { m: n as u32, ..self.pass };
+            self.upload(self.program.chunk, UNIFORM, bytemuck::cast_slice(&[pass.m, pass.pos]));
+            let (source, target) = (self.buffer(residual.id).clone(), self.buffer(head_in).clone());
+            let row = 4 * residual.stride as u64;
+            self.encoder().copy_buffer_to_buffer(&source, first as u64 * row, &target, 0, n as u64 * row);
+            self.record(|_, head| head, pass);
+            out.extend(self.read_rows(self.plan.logits, 0..n).await?);
+            first += n;
+        }
+        Ok(out)
+    }
+
+    /// Writes a matrix into its windows, or a vector into its one.
+    fn write_windows(&mut self, weight: Weight, bytes: &[u8]) {
+        for window in self.program.weights[weight.0].clone() {
+            match window.layout {
+                None => self.upload(window.id, 0, bytes),
+                Some(layout) => {
+                    let whole = Layout { rows: self.matrix_rows(weight), ..layout };
+                    for (plane, (to, from)) in layout.planes().into_iter().zip(whole.planes()).enumerate() {
+                        let row = to.len() / layout.rows;
+                        let start = from.start + window.rows.start * row;
+                        if plane == 0 || row > 0 {
+                            self.upload_padded(window.id, to.start as u64, &bytes[start..start + to.len()]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn matrix_rows(&self, weight: Weight) -> usize {
+        self.program.weights[weight.0].last().map_or(0, |w| w.rows.end)
+    }
+
+    /// Uploads bytes whose number need not be a multiple of four.
+    fn upload_padded(&mut self, id: Id, offset: u64, bytes: &[u8]) {
+        let whole = bytes.len() / 4 * 4;
+        if whole > 0 {
+            self.upload(id, offset, &bytes[..whole]);
+        }
+        if whole < bytes.len() {
+            let mut last = [0; 4];
+            last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+            self.upload(id, offset + whole as u64, &last);
+        }
+    }
+}
+
+/// Records dispatches in one compute pass.
+fn record(encoder: &mut wgpu::CommandEncoder, dispatches: &[Dispatch], pass: Pass, stats: &mut Stats) {
+    if dispatches.is_empty() {
+        return;
+    }
+    let mut compute = encoder.begin_compute_pass(&Default::default());
+    for dispatch in dispatches {
+        let [x, y, z] = (dispatch.grid)(pass);
+        if x * y * z > 0 {
+            compute.set_pipeline(&dispatch.pipeline);
+            compute.set_bind_group(0, &dispatch.bind_group, &[]);
+            compute.dispatch_workgroups(x, y, z);
+            stats.dispatches += 1;
+        }
+    }
+}
+
+fn floats(bytes: &[u8]) -> impl Iterator<Item = f32> {
+    bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b))
+}
+
+impl Backend for Gpu {
+    fn info(&self) -> Info {
+        Info { kind: "gpu", detail: self.device.detail().to_owned() }
+    }
+
+    fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    fn write_weight(&mut self, weight: Weight, bytes: &[u8]) -> Result<()> {
+        self.device.check()?;
+        let spec = &self.plan.weights[weight.0];
+        let expected = spec.bytes();
+        if bytes.len() > expected || bytes.len() + 16 <= expected {
+            let (path, expected) = (spec.tensor.clone(), expected as u64);
+            return Err(Error::Truncated { path, expected, actual: bytes.len() as u64 });
+        }
+        self.write_windows(weight, bytes);
+        self.device.check()
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.device.check()?;
+        for id in self.program.states.concat() {
+            let buffer = self.buffer(id).clone();
+            self.encoder().clear_buffer(&buffer, 0, None);
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, pos: usize, embeddings: &[f32]) -> Result<()> {
+        self.device.check()?;
+        let m = embeddings.len() / self.plan.hidden;
+        if m == 0 || m > self.limits.chunk || pos + m > self.limits.context {
+            return Err(Error::Context { prompt: pos + m, context: self.limits.context });
+        }
+        self.pass = Pass { m: m as u32, pos: pos as u32, tiles: 0 };
+        self.upload(self.program.chunk, 0, bytemuck::cast_slice(&[m as u32, pos as u32]));
+        self.write_rows(self.plan.residual, embeddings);
+        if let Some(rope) = self.plan.rope {
+            self.write_rows(rope, &rope_table(&self.plan.inv_freq, pos, m));
+        }
+        Ok(())
+    }
+
+    fn mix(&mut self, layer: usize) -> LocalBoxFuture<'_, Result<Routing>> {
+        self.run_mix(layer).boxed_local()
+    }
+
+    fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()> {
+        self.device.check()?;
+        if slot >= self.limits.slots || extent.len() < self.plan.expert.map_or(0, |e| e.bytes()) {
+            let expected = self.program.pool.slot_bytes as u64;
+            return Err(Error::Truncated {
+                path: format!("expert for slot {slot}"),
+                expected,
+                actual: extent.len() as u64,
+            });
+        }
+        let (arena, offset) = self.program.slot(slot);
+        let len = extent.len().min(self.program.pool.slot_bytes);
+        let id = self.program.pool.arenas[arena];
+        match extent {
+            Bytes::Owned(bytes) => self.upload(id, offset as u64, &bytes[..len]),
+            #[cfg(target_arch = "wasm32")]
+            Bytes::Js(array) => {
+                self.submit();
+                let (queue, buffer) = (self.device.queue.as_webgpu(), self.buffer(id).as_webgpu());
+                let (Some(queue), Some(buffer)) = (queue, buffer) else {
+                    return Err(Error::Gpu("the device is not a browser's".to_owned()));
+                };
+                // From JavaScript's memory to the GPU, past the wasm memory.
+                let part = array.subarray(0, len as u32);
+                queue
+                    .write_buffer_with_f64_and_u8_array(buffer, offset as f64, &part)
+                    .map_err(|e| Error::Gpu(format!("an expert could not be uploaded: {e:?}")))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {
+        self.device.check()?;
+        let (Some(moe), Some(routed)) = (self.plan.layers[layer].moe, self.program.routed) else { return Ok(()) };
+        if items.is_empty() {
+            return Ok(());
+        }
+        let work = work::list(&self.program, moe.top_k, items);
+        self.upload(routed.work, 0, bytemuck::cast_slice(&work.words));
+        for (arena, tiles) in work.tiles.into_iter().enumerate() {
+            if tiles > 0 {
+                let pass = Pass { tiles, ..self.pass };
+                self.record(|layers, _| &layers[layer].experts[arena], pass);
+            }
+        }
+        Ok(())
+    }
+
+    fn finish_layer(&mut self, layer: usize) -> Result<()> {
+        self.device.check()?;
+        let pass = self.pass;
+        self.record(|layers, _| layers[layer].combine.as_slice(), pass);
+        Ok(())
+    }
+
+    fn logits(&mut self, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<f32>>> {
+        self.run_head(rows).boxed_local()
+    }
+
+    fn residual(&mut self) -> LocalBoxFuture<'_, Result<Vec<f32>>> {
+        self.read_rows(self.plan.residual, 0..self.pass.m as usize).boxed_local()
+    }
+
+    fn normed(&mut self, rows: usize) -> LocalBoxFuture<'_, Result<Vec<f32>>> {
+        self.read_rows(self.plan.head_normed, 0..rows).boxed_local()
+    }
+
+    fn workspace_bytes(&self) -> u64 {
+        self.program.workspace_bytes(&self.plan, &self.limits)
+    }
+}

@@ -1,0 +1,32 @@
+// Turns the scores of each (token, head, block) into exp(score − the block's largest); keeps that and their sum.
+
+//!import chunk
+//!import attention
+
+@group(0) @binding(2) var<storage, read_write> scores: array<f32>;
+@group(0) @binding(3) var<storage, read_write> stats: array<vec2<f32>>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let blocks = block_count();
+    let head = id.x / blocks;
+    let block = id.x % blocks;
+    let token = id.y;
+    let count = keys_in_block(chunk.pos + op.first + token, block);
+    if (head >= op.heads || count == 0u) {
+        return;
+    }
+    let index = block_index(token, head, block);
+    let first = index * BLOCK;
+    var largest = scores[first];
+    for (var i = 1u; i < count; i++) {
+        largest = max(largest, scores[first + i]);
+    }
+    var sum = 0.0;
+    for (var i = 0u; i < count; i++) {
+        let e = exp(scores[first + i] - largest);
+        scores[first + i] = e;
+        sum += e;
+    }
+    stats[index] = vec2<f32>(largest, sum);
+}

@@ -1,0 +1,49 @@
+// Causal depthwise convolution over the tokens of the chunk, then silu. One invocation a channel, with the last TAPS
+// inputs in registers; `state` holds the TAPS − 1 before the chunk, oldest first, and is left with the chunk's last.
+
+//!import chunk
+//!import math
+
+struct Op {
+    channels: u32,
+    // Distance between the weights of two channels.
+    w_stride: u32,
+    x_stride: u32,
+    y_stride: u32,
+}
+
+@group(0) @binding(1) var<uniform> op: Op;
+@group(0) @binding(2) var<storage, read> x: array<f32>;
+@group(0) @binding(3) var<storage, read> w: array<f32>;
+@group(0) @binding(4) var<storage, read_write> state: array<f32>;
+@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let channel = id.x;
+    if (channel >= op.channels) {
+        return;
+    }
+    var taps: array<f32, TAPS>;
+    var window: array<f32, TAPS>;
+    for (var j = 0u; j < TAPS; j++) {
+        taps[j] = w[channel * op.w_stride + j];
+    }
+    for (var j = 0u; j + 1u < TAPS; j++) {
+        window[j] = state[j * op.channels + channel];
+    }
+    for (var token = 0u; token < chunk.m; token++) {
+        window[TAPS - 1u] = x[token * op.x_stride + channel];
+        var sum = 0.0;
+        for (var j = 0u; j < TAPS; j++) {
+            sum = fma(taps[j], window[j], sum);
+        }
+        y[token * op.y_stride + channel] = silu(sum);
+        for (var j = 0u; j + 1u < TAPS; j++) {
+            window[j] = window[j + 1u];
+        }
+    }
+    for (var j = 0u; j + 1u < TAPS; j++) {
+        state[j * op.channels + channel] = window[j];
+    }
+}

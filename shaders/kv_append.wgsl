@@ -1,0 +1,30 @@
+// Copies the chunk's keys and values to their positions in the cache, whose heads are padded to whole vectors of four.
+
+//!import chunk
+
+struct Op {
+    width: u32,
+    dim: u32,
+    // Floats a head and a position take in the cache.
+    head: u32,
+    position: u32,
+    k_stride: u32,
+    v_stride: u32,
+}
+
+@group(0) @binding(1) var<uniform> op: Op;
+@group(0) @binding(2) var<storage, read> k: array<f32>;
+@group(0) @binding(3) var<storage, read> v: array<f32>;
+@group(0) @binding(4) var<storage, read_write> keys: array<f32>;
+@group(0) @binding(5) var<storage, read_write> values: array<f32>;
+
+@compute @workgroup_size(WORKGROUP)
+fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    let i = id.x;
+    let token = id.y;
+    if (i < op.width) {
+        let to = (chunk.pos + token) * op.position + (i / op.dim) * op.head + i % op.dim;
+        keys[to] = k[token * op.k_stride + i];
+        values[to] = v[token * op.v_stride + i];
+    }
+}

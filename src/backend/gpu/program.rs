@@ -1,0 +1,358 @@
+//! A plan, compiled for the GPU without touching one: which buffers there are and how large, and which dispatches make
+//! up every part of a pass. Being pure, it also answers how much memory a backend would take before one is made.
+
+use std::ops::Range;
+
+use super::shader::Variant;
+use super::tuning::{ATTENTION_BLOCK, ITEMS_A_TILE, Tuning};
+use crate::error::{Error, Result, Size};
+use crate::model::plan::{Buf, Limits, Op, Plan, Rows, StateSpec, Weight, WeightKind};
+use crate::tensor::{GROUP, Layout};
+
+/// WebGPU's default for workgroups in one dimension.
+pub const MAX_GRID: u32 = 65_535;
+/// WebGPU's default alignment of uniform buffer offsets.
+pub const UNIFORM: u64 = 256;
+/// Rows of a matrix in one window at most, so that a dispatch over them stays within [`MAX_GRID`].
+const WINDOW_ROWS: usize = MAX_GRID as usize * 8;
+/// Extents are uploaded whole, and packs align them so.
+const EXTENT_ALIGN: usize = 4096;
+
+/// A buffer of the program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Id(pub usize);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Usage {
+    Storage,
+    Uniform,
+    Readback,
+}
+
+#[derive(Debug, Clone)]
+pub struct BufferSpec {
+    pub label: String,
+    pub bytes: u64,
+    pub usage: Usage,
+}
+
+/// An activation buffer: rows are padded to whole groups, and the padding is always zero.
+#[derive(Debug, Clone, Copy)]
+pub struct Activation {
+    pub id: Id,
+    pub width: usize,
+    /// Floats from row to row.
+    pub stride: usize,
+    rows: Rows,
+}
+
+/// Part of a weight with a buffer of its own: some rows of a matrix laid out as a matrix, or a whole vector.
+#[derive(Debug, Clone)]
+pub struct Window {
+    pub id: Id,
+    pub rows: Range<usize>,
+    pub layout: Option<Layout>,
+}
+
+/// What the size of a dispatch depends on.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pass {
+    pub m: u32,
+    pub pos: u32,
+    /// Tiles of work items, for the experts' kernels.
+    pub tiles: u32,
+}
+
+pub type Grid = Box<dyn Fn(Pass) -> [u32; 3] + Send + Sync>;
+
+/// One dispatch. Bindings: 0 the pass's `m` and `pos`, 1 the operation's parameters, 2… the buffers.
+pub struct Step {
+    pub variant: Variant,
+    /// Offset of the parameters in [`Program::params`], and their length.
+    pub params: u64,
+    pub params_len: u64,
+    /// Whether `m` counts rows of logits instead of tokens of the chunk.
+    pub head: bool,
+    /// Buffers and whether the kernel writes them.
+    pub buffers: Vec<(Id, bool)>,
+    pub grid: Grid,
+}
+
+#[derive(Default)]
+pub struct LayerSteps {
+    pub mix: Vec<Step>,
+    pub shared: Vec<Step>,
+    /// The experts' gate-up and down dispatches for each arena.
+    pub experts: Vec<[Step; 2]>,
+    pub combine: Option<Step>,
+}
+
+/// The pool: slots lie in arenas, each one binding.
+#[derive(Debug, Clone, Default)]
+pub struct Pool {
+    pub arenas: Vec<Id>,
+    pub slots_an_arena: usize,
+    pub slot_bytes: usize,
+}
+
+/// Buffers of routing and of the experts' work.
+#[derive(Debug, Clone, Copy)]
+pub struct Routed {
+    /// Ids `[chunk · top_k]`, then weights.
+    pub choice: Id,
+    pub read: Id,
+    /// Work list, see `shaders/work.wgsl`.
+    pub work: Id,
+    /// Inner activations and outputs of the experts, a row for each (token, rank).
+    pub inner: Id,
+    pub out: Id,
+    /// First weight in `choice`, in words.
+    pub weights_at: usize,
+}
+
+pub struct Program {
+    pub buffers: Vec<BufferSpec>,
+    pub activations: Vec<Activation>,
+    pub weights: Vec<Vec<Window>>,
+    pub states: Vec<Vec<Id>>,
+    pub pool: Pool,
+    pub routed: Option<Routed>,
+    /// `m` and `pos` of the chunk at 0, of the head at [`UNIFORM`].
+    pub chunk: Id,
+    pub params: Id,
+    pub params_bytes: Vec<u8>,
+    pub read_rows: Id,
+    pub layers: Vec<LayerSteps>,
+    pub head: Vec<Step>,
+}
+
+impl Program {
+    pub fn new(plan: &Plan, limits: &Limits, tuning: &Tuning) -> Result<Program> {
+        let mut c = Compiler::new(plan, limits, tuning)?;
+        let mut layers = Vec::new();
+        for layer in &plan.layers {
+            let mut steps = LayerSteps {
+                mix: c.ops(&layer.mix, false)?,
+                shared: c.ops(&layer.shared, false)?,
+                ..Default::default()
+            };
+            if let Some(moe) = &layer.moe {
+                steps.mix.extend(c.router(moe)?);
+                steps.experts = c.experts(moe)?;
+                steps.combine = Some(c.combine(moe)?);
+            }
+            layers.push(steps);
+        }
+        let head = c.ops(&plan.head, true)?;
+        let mut program = c.program;
+        (program.layers, program.head) = (layers, head);
+        let params = program.params_bytes.len().max(UNIFORM as usize);
+        program.buffers[program.params.0].bytes = params as u64;
+        for spec in &program.buffers {
+            if spec.bytes > tuning.max_binding {
+                return Err(Error::NoGpu(format!(
+                    "`{}` takes {} and one buffer holds {}; lower the context or the chunk",
+                    spec.label,
+                    Size(spec.bytes),
+                    Size(tuning.max_binding)
+                )));
+            }
+        }
+        Ok(program)
+    }
+
+    /// Bytes of all buffers.
+    pub fn total_bytes(&self) -> u64 {
+        self.buffers.iter().map(|b| b.bytes).sum()
+    }
+
+    /// Bytes beside the plan's own count of weights and states, and the slots. Splitting and padding of weights and
+    /// states counts as workspace.
+    pub fn workspace_bytes(&self, plan: &Plan, limits: &Limits) -> u64 {
+        let slots = (limits.slots * self.pool.slot_bytes) as u64;
+        self.total_bytes() - plan.weight_bytes() - plan.state_bytes(limits.context) - slots
+    }
+
+    /// Where a slot lies: its arena and the byte offset there.
+    pub fn slot(&self, slot: usize) -> (usize, usize) {
+        let arena = slot / self.pool.slots_an_arena;
+        (arena, slot % self.pool.slots_an_arena * self.pool.slot_bytes)
+    }
+}
+
+/// Builds a program step by step; `ops.rs` adds the operations.
+pub(super) struct Compiler<'a> {
+    pub plan: &'a Plan,
+    pub limits: &'a Limits,
+    pub tuning: &'a Tuning,
+    pub program: Program,
+}
+
+impl<'a> Compiler<'a> {
+    fn new(plan: &'a Plan, limits: &'a Limits, tuning: &'a Tuning) -> Result<Compiler<'a>> {
+        let program = Program {
+            buffers: Vec::new(),
+            activations: Vec::new(),
+            weights: Vec::new(),
+            states: Vec::new(),
+            pool: Pool::default(),
+            routed: None,
+            chunk: Id(0),
+            params: Id(0),
+            params_bytes: Vec::new(),
+            read_rows: Id(0),
+            layers: Vec::new(),
+            head: Vec::new(),
+        };
+        let mut c = Compiler { plan, limits, tuning, program };
+        c.program.chunk = c.buffer("pass", 2 * UNIFORM, Usage::Uniform);
+        c.program.params = c.buffer("parameters", 0, Usage::Uniform);
+        for (i, spec) in plan.buffers.iter().enumerate() {
+            let stride = spec.width.next_multiple_of(GROUP);
+            let rows = plan.rows(Buf(i), limits);
+            let id = c.storage(&spec.name, (rows * stride * 4) as u64);
+            c.program.activations.push(Activation { id, width: spec.width, stride, rows: spec.rows });
+        }
+        for i in 0..plan.weights.len() {
+            let windows = c.weight(Weight(i))?;
+            c.program.weights.push(windows);
+        }
+        for spec in &plan.states {
+            let ids = c.state(*spec);
+            c.program.states.push(ids);
+        }
+        // Rows come back in batches that fit: all logits of a head pass, or at least one row of anything.
+        let logits = c.activation(plan.logits);
+        let widest = c.program.activations.iter().map(|a| a.stride).max().unwrap_or(0);
+        let bytes = 4 * (limits.head_rows * logits.stride).max(widest) as u64;
+        c.program.read_rows = c.buffer("rows read back", bytes, Usage::Readback);
+        c.pool()?;
+        Ok(c)
+    }
+
+    pub fn buffer(&mut self, label: &str, bytes: u64, usage: Usage) -> Id {
+        self.program.buffers.push(BufferSpec { label: label.to_owned(), bytes, usage });
+        Id(self.program.buffers.len() - 1)
+    }
+
+    fn storage(&mut self, label: &str, bytes: u64) -> Id {
+        self.buffer(label, bytes.max(16), Usage::Storage)
+    }
+
+    /// Scratch space that operations use one after the other, as large as the largest of them needs.
+    pub fn scratch(&mut self, label: &'static str, bytes: u64) -> Id {
+        match self.program.buffers.iter().position(|b| b.label == label) {
+            Some(i) => {
+                let spec = &mut self.program.buffers[i];
+                spec.bytes = spec.bytes.max(bytes);
+                Id(i)
+            }
+            None => self.storage(label, bytes),
+        }
+    }
+
+    pub fn activation(&self, buf: Buf) -> Activation {
+        self.program.activations[buf.0]
+    }
+
+    /// A matrix becomes windows of rows that each fit one binding.
+    fn weight(&mut self, weight: Weight) -> Result<Vec<Window>> {
+        let spec = &self.plan.weights[weight.0];
+        let whole = match spec.kind {
+            WeightKind::Vector { .. } => {
+                let id = self.buffer(&spec.tensor, spec.bytes() as u64, Usage::Storage);
+                return Ok(vec![Window { id, rows: 0..1, layout: None }]);
+            }
+            WeightKind::Matrix(layout) => layout,
+        };
+        let row_bytes = (whole.bytes() as u64).div_ceil(whole.rows as u64).max(1);
+        // Padding of the planes takes up to 48 bytes a window.
+        let fitting = (self.tuning.max_binding.saturating_sub(48) / row_bytes) as usize;
+        let rows = fitting.min(WINDOW_ROWS).max(1);
+        let mut windows = Vec::new();
+        for start in (0..whole.rows).step_by(rows) {
+            let rows = start..whole.rows.min(start + rows);
+            let layout = Layout { rows: rows.len(), ..whole };
+            let id = self.buffer(&spec.tensor, layout.bytes() as u64, Usage::Storage);
+            windows.push(Window { id, rows, layout: Some(layout) });
+        }
+        Ok(windows)
+    }
+
+    fn state(&mut self, spec: StateSpec) -> Vec<Id> {
+        let context = self.limits.context;
+        let mut state = |label: &str, floats: usize| self.buffer(label, 4 * floats as u64, Usage::Storage);
+        match spec {
+            StateSpec::Kv { heads, dim } => {
+                let floats = context * heads * dim.next_multiple_of(4);
+                vec![state("keys", floats), state("values", floats)]
+            }
+            StateSpec::Conv { .. } => vec![state("convolution state", spec.len(0).max(1))],
+            StateSpec::Delta { .. } => vec![state("recurrent state", spec.len(0))],
+        }
+    }
+
+    fn pool(&mut self) -> Result<()> {
+        let Some(shape) = self.plan.expert else { return Ok(()) };
+        let slot_bytes = shape.bytes().next_multiple_of(EXTENT_ALIGN);
+        let slots_an_arena = self.tuning.max_binding as usize / slot_bytes;
+        if slots_an_arena == 0 {
+            let (expert, most) = (Size(slot_bytes as u64), Size(self.tuning.max_binding));
+            return Err(Error::NoGpu(format!("one expert takes {expert} and one buffer holds {most}")));
+        }
+        let mut arenas = Vec::new();
+        for first in (0..self.limits.slots).step_by(slots_an_arena) {
+            let slots = slots_an_arena.min(self.limits.slots - first);
+            arenas.push(self.buffer("expert slots", (slots * slot_bytes) as u64, Usage::Storage));
+        }
+        let places = self.limits.chunk * self.plan.top_k();
+        let padded = |width: usize| 4 * (places * width.next_multiple_of(GROUP)) as u64;
+        // The list of items ends with what the last, partly filled tile reads beyond them.
+        let work = 16 * (arenas.len() + places) + 4 * (places + ITEMS_A_TILE);
+        self.program.routed = Some(Routed {
+            choice: self.storage("routing", 8 * places as u64),
+            read: self.buffer("routing read back", 8 * places.max(1) as u64, Usage::Readback),
+            work: self.storage("expert work list", work.next_multiple_of(16) as u64),
+            inner: self.storage("expert inner", padded(shape.gate.rows)),
+            out: self.storage("expert out", padded(shape.down.rows)),
+            weights_at: places,
+        });
+        self.program.pool = Pool { arenas, slots_an_arena, slot_bytes };
+        Ok(())
+    }
+
+    fn ops(&mut self, ops: &[Op], head: bool) -> Result<Vec<Step>> {
+        let mut steps = Vec::new();
+        for op in ops {
+            self.op(op, head, &mut steps)?;
+        }
+        Ok(steps)
+    }
+
+    pub fn params(&mut self, words: &[u32]) -> (u64, u64) {
+        let bytes = &mut self.program.params_bytes;
+        let at = bytes.len() as u64;
+        bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+        // Structures that hold matrices are sized in sixteens.
+        let len = (words.len() * 4).next_multiple_of(16);
+        bytes.resize(bytes.len().next_multiple_of(UNIFORM as usize), 0);
+        (at, len as u64)
+    }
+
+    /// Whether an operation's `m` is bounded by the chunk or by the rows of logits is up to the list it stands in; its
+    /// buffers must agree.
+    pub fn check_rows(&self, buf: Buf, head: bool) {
+        debug_assert_eq!(matches!(self.activation(buf).rows, Rows::Head), head, "{}", self.plan.buffers[buf.0].name);
+    }
+}
+
+/// Blocks of keys in a context.
+pub(super) fn attention_blocks(context: usize) -> usize {
+    context.div_ceil(ATTENTION_BLOCK as usize)
+}
+
+/// A one-dimensional grid of `n` workgroups, folded so that no dimension exceeds the limit. See `shaders/grid.wgsl`.
+pub(super) fn linear(n: u32) -> [u32; 3] {
+    let x = n.min(MAX_GRID);
+    [x, if x == 0 { 0 } else { n.div_ceil(x) }, 1]
+}
