@@ -268,7 +268,7 @@ impl<'a> Compiler<'a> {
         let row_bytes = (whole.bytes() as u64).div_ceil(whole.rows as u64).max(1);
         // Padding of the planes takes up to 48 bytes a window.
         let fitting = (self.tuning.max_binding.saturating_sub(48) / row_bytes) as usize;
-        let rows = fitting.min(WINDOW_ROWS).max(1);
+        let rows = fitting.clamp(1, WINDOW_ROWS);
         let mut windows = Vec::new();
         for start in (0..whole.rows).step_by(rows) {
             let rows = start..whole.rows.min(start + rows);

@@ -32,6 +32,8 @@ impl Readback {
     ) -> Result<Vec<u8>> {
         let wait = wgpu::PollType::Wait { submission_index: Some(submission), timeout: None };
         if let Err(e) = device.device.poll(wait) {
+            // Another poll delivers the news if the device was lost.
+            let _ = device.device.poll(wgpu::PollType::Poll);
             device.check()?;
             return Err(Error::Gpu(e.to_string()));
         }

@@ -1,0 +1,104 @@
+//! What the backend promises beside results.
+
+use super::*;
+use crate::error::Error;
+
+fn small_case() -> Case {
+    let mut c = CaseBuilder::new(1);
+    let (x, y) = (c.input(40), c.buffer(50));
+    let w = c.matrix(DType::Q4, 50, 40);
+    let (k, v) = (c.input(6), c.input(6));
+    let state = c.state(StateSpec::Kv { heads: 1, dim: 6 });
+    c.mix.push(Op::MatMul { x, w, y, add: false });
+    c.mix.push(Op::KvAppend { k, v, state });
+    c.finish(y, limits(20, 4))
+}
+
+#[test]
+fn every_byte_is_in_the_ledger() {
+    let case = small_case();
+    let Some(gpu) = gpu(Tuning::new(true), &case) else { return };
+    let created: u64 = gpu.buffers.iter().map(wgpu::Buffer::size).sum();
+    let (weights, states) = (case.plan.weight_bytes(), case.plan.state_bytes(case.limits.context));
+    assert_eq!(created, weights + states + gpu.workspace_bytes());
+    assert_eq!(gpu.workspace_bytes(), Gpu::workspace_for(&case.plan, &case.limits).unwrap());
+}
+
+#[test]
+fn a_layer_takes_one_submission_until_it_is_read() {
+    let case = small_case();
+    let Some(mut gpu) = gpu(Tuning::new(true), &case) else { return };
+    let rows = vec![0.5; case.plan.hidden];
+    run(&mut gpu, &rows, &[1]);
+    let before = gpu.stats();
+    run(&mut gpu, &rows, &[1]);
+    let after = gpu.stats();
+    assert_eq!(after.submissions - before.submissions, 1);
+    assert_eq!(after.readbacks - before.readbacks, 1);
+    assert_eq!(after.readback_bytes - before.readback_bytes, 4 * 64);
+}
+
+/// A read-back whose future is dropped leaves the backend usable.
+#[test]
+fn dropped_reads_do_no_harm() {
+    let case = small_case();
+    let Some(mut gpu) = gpu(Tuning::new(true), &case) else { return };
+    let rows: Vec<f32> = Random::new(2).values(3 * case.plan.hidden);
+    let expected = run(&mut gpu, &rows, &[3]);
+    let target = gpu.program.read_rows;
+    let residual = gpu.program.activations[0].id;
+    gpu.copy_back(residual, std::slice::from_ref(&(0..64)), target);
+    drop(gpu.start_read(target, 64).unwrap());
+    assert!(same_bits(&expected, &run(&mut gpu, &rows, &[3])));
+}
+
+#[test]
+fn too_much_is_refused_without_a_device() {
+    let case = small_case();
+    let limits = Limits { context: 1 << 23, ..case.limits };
+    match Gpu::workspace_for(&case.plan, &limits) {
+        Err(e @ Error::NoGpu(_)) => assert!(e.to_string().contains("keys"), "{e}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn positions_beyond_the_context_are_refused() {
+    let case = small_case();
+    let Some(mut gpu) = gpu(Tuning::new(true), &case) else { return };
+    assert!(matches!(gpu.begin(19, &vec![0.0; 2 * case.plan.hidden]), Err(Error::Context { .. })));
+    assert!(matches!(gpu.begin(0, &vec![0.0; 5 * case.plan.hidden]), Err(Error::Context { .. })));
+}
+
+#[test]
+fn a_lost_device_is_an_error() {
+    if device().is_none() {
+        return;
+    }
+    let case = small_case();
+    let device = block_on(Device::request()).unwrap();
+    let mut gpu = block_on(Gpu::on(device.clone(), case.plan.clone(), case.limits)).unwrap();
+    case.load(&mut gpu);
+    let rows = vec![0.5; 3 * case.plan.hidden];
+    run(&mut gpu, &rows, &[3]);
+    device.device.destroy();
+    let lost = gpu
+        .begin(0, &rows)
+        .and_then(|()| block_on(gpu.mix(0)).map(drop))
+        .and_then(|()| block_on(gpu.residual()).map(drop));
+    assert!(matches!(lost, Err(Error::DeviceLost(_))), "{lost:?}");
+    assert!(matches!(gpu.begin(0, &rows), Err(Error::DeviceLost(_))));
+}
+
+#[test]
+fn errors_of_the_gpu_are_reported() {
+    if device().is_none() {
+        return;
+    }
+    let case = small_case();
+    let device = block_on(Device::request()).unwrap();
+    let mut gpu = block_on(Gpu::on(device, case.plan.clone(), case.limits)).unwrap();
+    let id = gpu.program.chunk;
+    gpu.upload(id, 1 << 20, &[0; 4]);
+    assert!(matches!(gpu.reset(), Err(Error::Gpu(_))));
+}

@@ -1,0 +1,189 @@
+//! Routing, experts, combine.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::backend::{Routing, WorkItem};
+use crate::flash::Bytes;
+use crate::model::plan::{ExpertShape, Moe};
+
+/// A layer that routes by its first inputs, with the bytes of its experts.
+struct MoeCase {
+    case: Case,
+    experts: Vec<Bytes>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    dtype: DType,
+    experts: usize,
+    top_k: usize,
+    hidden: usize,
+    width: usize,
+    renormalise: bool,
+    shared: bool,
+    chunk: usize,
+    slots: usize,
+}
+
+fn moe_case(seed: u64, s: Shape) -> MoeCase {
+    let mut c = CaseBuilder::new(seed);
+    // The residual is wide enough for the logits; what the experts read and write is its first `hidden` columns.
+    let logits = c.input(s.experts);
+    let x = c.buffer(s.hidden);
+    let shared = s.shared.then(|| (c.buffer(s.hidden), c.buffer(1)));
+    let heads = Heads { buf: c.residual, offset: 0, stride: 0 };
+    c.mix.push(Op::HeadNormRope { x: heads, w: None, y: x, heads: 1, dim: s.hidden, rotary: 0, eps: 0.0 });
+    let mut shared_ops = Vec::new();
+    if let Some((out, gate)) = shared {
+        let (w, g) = (c.matrix(DType::F32, s.hidden, s.hidden), c.matrix(DType::F32, 1, s.hidden));
+        shared_ops.push(Op::MatMul { x, w, y: out, add: false });
+        shared_ops.push(Op::MatMul { x, w: g, y: gate, add: false });
+    }
+    let shape = ExpertShape::new(s.dtype, s.hidden, s.width);
+    let mut expert = || {
+        let parts = [shape.gate, shape.up, shape.down];
+        let mut bytes: Vec<u8> =
+            parts.iter().flat_map(|l| encode(l, "", &c.random.values(l.rows * l.cols)).unwrap()).collect();
+        bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        Bytes::Owned(bytes)
+    };
+    let experts = (0..s.experts).map(|_| expert()).collect();
+    let moe = Moe { logits, x, y: c.residual, experts: s.experts, top_k: s.top_k, renormalise: s.renormalise, shared };
+    let layer = Layer { mix: c.mix, shared: shared_ops, moe: Some(moe) };
+    let limits = Limits { context: 64, chunk: s.chunk, head_rows: 1, slots: s.slots };
+    let mut plan = plan(c.parts, c.residual, s.hidden, vec![layer]);
+    plan.expert = Some(shape);
+    MoeCase { case: Case { plan, limits, weights: c.weights }, experts }
+}
+
+/// Runs the layer; every wave of experts that fits the slots goes to slots picked at random.
+fn run_layer(backend: &mut impl Backend, moe: &MoeCase, rows: &[f32], random: &mut Random) -> (Routing, Vec<f32>) {
+    backend.begin(0, rows).unwrap();
+    let routing = block_on(backend.mix(0)).unwrap();
+    let mut needed = routing.ids.clone();
+    needed.sort_unstable();
+    needed.dedup();
+    shuffle(&mut needed, random);
+    let slots = moe.case.limits.slots;
+    for wave in needed.chunks(1 + random.below(slots)) {
+        let mut places: Vec<u32> = (0..slots as u32).collect();
+        shuffle(&mut places, random);
+        for (expert, slot) in wave.iter().zip(&places) {
+            backend.write_slot(*slot as usize, &moe.experts[*expert as usize]).unwrap();
+        }
+        let mut items: Vec<WorkItem> = Vec::new();
+        for (i, id) in routing.ids.iter().enumerate() {
+            if let Some(at) = wave.iter().position(|w| w == id) {
+                let (row, rank) = ((i / routing.top_k) as u32, (i % routing.top_k) as u32);
+                items.push(WorkItem { row, rank, slot: places[at] });
+            }
+        }
+        shuffle(&mut items, random);
+        let cut = random.below(items.len() + 1);
+        backend.run_experts(0, &items[..cut]).unwrap();
+        backend.run_experts(0, &items[cut..]).unwrap();
+    }
+    backend.finish_layer(0).unwrap();
+    (routing, block_on(backend.residual()).unwrap())
+}
+
+fn shuffle<T>(items: &mut [T], random: &mut Random) {
+    for i in (1..items.len()).rev() {
+        items.swap(i, random.below(i + 1));
+    }
+}
+
+fn check_moe(seed: u64, shape: Shape, tokens: usize, tuning: Tuning) {
+    let moe = moe_case(seed, shape);
+    let mut random = Random::new(seed ^ 1);
+    let hidden = moe.case.plan.hidden;
+    // Coarse values, so that logits tie.
+    let rows: Vec<f32> = random.values(tokens * hidden).iter().map(|v| (v * 6.0).round() / 6.0).collect();
+    let (routing, expected) = run_layer(&mut cpu(&moe.case), &moe, &rows, &mut random);
+    let Some(mut gpu) = gpu(tuning, &moe.case) else { return };
+    let (got_routing, got) = run_layer(&mut gpu, &moe, &rows, &mut random);
+    assert_eq!(routing.ids, got_routing.ids);
+    let d = distance(&routing.weights, &got_routing.weights);
+    assert!(d <= 2e-6, "weights {d} off the CPU");
+    let d = distance(&expected, &got);
+    assert!(d <= 2e-6, "{d} off the CPU");
+    let (again, other) = run_layer(&mut gpu, &moe, &rows, &mut random);
+    assert!(again == got_routing && same_bits(&got, &other), "other bits in other slots and waves");
+    let one_by_one: Vec<f32> =
+        rows.chunks(hidden).flat_map(|row| run_layer(&mut gpu, &moe, row, &mut random).1).collect();
+    assert!(same_bits(&got, &one_by_one), "other bits one token at a time");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn experts(
+        seed: u64, dtype in proptest::sample::select(&DType::ALL), experts in 1usize..20, top_k in 1usize..6,
+        extra in 0usize..60, width in 1usize..50, renormalise: bool, shared: bool, tokens in 1usize..9,
+        slots in 1usize..12, lanes: bool,
+    ) {
+        let (top_k, hidden) = (top_k.min(experts), experts + extra);
+        let shape = Shape { dtype, experts, top_k, hidden, width, renormalise, shared, chunk: tokens, slots };
+        check_moe(seed, shape, tokens, Tuning::new(lanes));
+    }
+}
+
+/// Slots spread over several arenas, items over several tiles.
+#[test]
+fn experts_in_arenas() {
+    let shape = Shape {
+        dtype: DType::Q8,
+        experts: 30,
+        top_k: 3,
+        hidden: 33,
+        width: 20,
+        renormalise: true,
+        shared: true,
+        chunk: 40,
+        slots: 35,
+    };
+    for tuning in tunings() {
+        let tuning = Tuning { max_binding: 16 * 4096, ..tuning };
+        let case = moe_case(1, shape).case;
+        let program = Program::new(&case.plan, &case.limits, &tuning).unwrap();
+        assert_eq!(program.pool.arenas.len(), 3);
+        check_moe(1, shape, 40, tuning);
+    }
+}
+
+/// Two submissions a layer where everything is resident: up to the router, and the shared expert. The experts' commands go
+/// along with the next layer's.
+#[test]
+fn submissions_of_a_layer() {
+    let shape = Shape {
+        dtype: DType::Q4,
+        experts: 4,
+        top_k: 2,
+        hidden: 32,
+        width: 32,
+        renormalise: true,
+        shared: true,
+        chunk: 1,
+        slots: 4,
+    };
+    let moe = moe_case(1, shape);
+    let Some(mut gpu) = gpu(Tuning::new(true), &moe.case) else { return };
+    for (slot, expert) in moe.experts.iter().enumerate() {
+        gpu.write_slot(slot, expert).unwrap();
+    }
+    gpu.begin(0, &[0.5; 32]).unwrap();
+    let layer = |gpu: &mut Gpu| {
+        let routing = block_on(gpu.mix(0)).unwrap();
+        let item = |(rank, id): (usize, &u32)| WorkItem { row: 0, rank: rank as u32, slot: *id };
+        gpu.run_experts(0, &routing.ids.iter().enumerate().map(item).collect::<Vec<_>>()).unwrap();
+        gpu.finish_layer(0).unwrap();
+        gpu.stats()
+    };
+    let before = layer(&mut gpu);
+    let after = layer(&mut gpu);
+    assert_eq!(after.submissions - before.submissions, 2);
+    assert_eq!(after.readbacks - before.readbacks, 1);
+    assert_eq!(after.readback_bytes - before.readback_bytes, 2 * 8);
+}
