@@ -53,13 +53,9 @@ pub struct File {
 
 /// Where a pack is downloaded from.
 pub trait Source {
-    /// Asks for `range` of a file, or the whole file. `fresh` goes past every cache on the way.
-    fn get<'a>(
-        &'a self,
-        file: &'a str,
-        range: Option<Range<u64>>,
-        fresh: bool,
-    ) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>>;
+    /// Asks for `range` of a file, or the whole file, past the caches on the way: what is fetched again because it was
+    /// wrong must not be wrong again.
+    fn get<'a>(&'a self, file: &'a str, range: Option<Range<u64>>) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>>;
 
     /// Waits before the `attempt`-th repetition of a request, counted from 1.
     fn pause(&self, attempt: u32) -> LocalBoxFuture<'_, ()>;
@@ -238,7 +234,7 @@ async fn get_manifest(source: &dyn Source) -> Result<Vec<u8>> {
 }
 
 async fn get_whole(source: &dyn Source, file: &str) -> Result<Vec<u8>> {
-    let mut body = source.get(file, None, true).await?;
+    let mut body = source.get(file, None).await?;
     let mut whole = Vec::new();
     while let Some(bytes) = body.next().await? {
         let at = whole.len();
@@ -337,15 +333,15 @@ impl Install<'_> {
         if growth > free { Err(Error::Quota { needed: growth - free }) } else { Ok(()) }
     }
 
-    /// Downloads a run; what turns out wrong is asked for once more, past the caches.
+    /// Downloads a run; what turns out wrong is asked for once more.
     async fn fetch(&self, run: Run<'_>) -> Result<()> {
-        let bad = self.transfer(&run, false).await?;
+        let bad = self.transfer(&run).await?;
         for i in bad {
             let extents = &run.extents[i..i + 1];
             let extent = &extents[0];
             let again = Run { file: run.file, range: extent.offset..extent.offset + extent.len, extents };
             self.done.set(self.done.get().saturating_sub(extent.len));
-            if !self.transfer(&again, true).await?.is_empty() {
+            if !self.transfer(&again).await?.is_empty() {
                 return Err(Error::Corrupt { path: run.file.name.clone(), offset: extent.offset, len: extent.len });
             }
         }
@@ -353,13 +349,13 @@ impl Install<'_> {
     }
 
     /// Brings a run into the store, resuming broken connections; returns which of its extents arrived wrong.
-    async fn transfer(&self, run: &Run<'_>, fresh: bool) -> Result<Vec<usize>> {
+    async fn transfer(&self, run: &Run<'_>) -> Result<Vec<usize>> {
         let mut check = Check::new(run.extents, run.range.start);
         let mut at = run.range.start;
         let mut attempt = 0;
         while at < run.range.end {
             let before = at;
-            let outcome = self.stream(run, fresh, &mut at, &mut check).await;
+            let outcome = self.stream(run, &mut at, &mut check).await;
             if at > before {
                 attempt = 0;
             }
@@ -383,11 +379,11 @@ impl Install<'_> {
 
     /// One request for the rest of a run. `at` follows what has been handed to the store; while one piece is written
     /// the next is awaited.
-    async fn stream(&self, run: &Run<'_>, fresh: bool, at: &mut u64, check: &mut Check<'_>) -> Result<()> {
+    async fn stream(&self, run: &Run<'_>, at: &mut u64, check: &mut Check<'_>) -> Result<()> {
         let name = run.file.name.as_str();
         let whole = *at == 0 && run.range.end == run.file.size;
         let range = (!whole).then_some(*at..run.range.end);
-        let mut body = self.source.get(name, range, fresh).await?;
+        let mut body = self.source.get(name, range).await?;
         let mut writing: LocalBoxFuture<'_, Result<()>> = Box::pin(async { Ok(()) });
         loop {
             let (written, received) = join(writing, body.next()).await;

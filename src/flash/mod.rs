@@ -1,6 +1,8 @@
 //! Where a pack's bytes live. Nothing here interprets them.
 
 pub mod install;
+#[cfg(target_arch = "wasm32")]
+pub mod opfs;
 
 use futures_util::future::LocalBoxFuture;
 

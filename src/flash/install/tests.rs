@@ -30,12 +30,7 @@ struct Answer<'a> {
 const PIECE: usize = 777;
 
 impl Source for Server {
-    fn get<'a>(
-        &'a self,
-        file: &'a str,
-        range: Option<Range<u64>>,
-        _: bool,
-    ) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>> {
+    fn get<'a>(&'a self, file: &'a str, range: Option<Range<u64>>) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>> {
         Box::pin(async move {
             self.requests.borrow_mut().push(file.to_owned());
             let status = if self.files.contains_key(file) { self.status.get() } else { Some(404) };
