@@ -3,6 +3,7 @@
 
 mod backend;
 mod experts;
+mod model;
 mod ops;
 
 use std::sync::OnceLock;
@@ -16,7 +17,7 @@ use super::tuning::Tuning;
 use super::{Device, Gpu};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
-use crate::model::plan::{Buf, Builder, Heads, Layer, Limits, Map, Op, Plan, State, StateSpec, Weight};
+use crate::model::plan::{Buf, Builder, Heads, Layer, Limits, Map, Op, Plan, State, StateSpec, Weight, WeightKind};
 use crate::tensor::{DType, Layout, encode};
 
 /// The adapter all tests share. Without one the tests fail, unless `OUTRIDER_SKIP_GPU_TESTS` says that is expected.
