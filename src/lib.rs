@@ -9,6 +9,7 @@ pub mod error;
 pub mod flash;
 pub mod les;
 pub mod model;
+pub mod pack;
 pub mod tensor;
 
 pub use error::{Error, Result};

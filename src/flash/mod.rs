@@ -1,12 +1,23 @@
 //! Where a pack's bytes live. Nothing here interprets them.
 
+#[cfg(not(target_arch = "wasm32"))]
+mod file;
+#[cfg(not(target_arch = "wasm32"))]
+mod http;
 pub mod install;
+mod memory;
 #[cfg(target_arch = "wasm32")]
 pub mod opfs;
 
+#[cfg(not(target_arch = "wasm32"))]
+pub use file::FileFlash;
+#[cfg(not(target_arch = "wasm32"))]
+pub use http::HttpFlash;
+pub use memory::MemoryFlash;
+
 use futures_util::future::LocalBoxFuture;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Bytes read from flash. In a browser they may still lie in a JavaScript buffer, from which they can go to the GPU
 /// without passing through wasm memory.
@@ -50,8 +61,17 @@ impl Bytes {
 
 /// A flat set of named files that can be read at any offset. Names are relative and never contain `..`.
 pub trait Flash {
-    /// Reads exactly `len` bytes. A file that ends earlier is [`Error::Truncated`](crate::Error::Truncated).
+    /// Reads exactly `len` bytes. A file that ends earlier is [`Error::Truncated`].
     fn read<'a>(&'a self, file: &'a str, offset: u64, len: usize) -> LocalBoxFuture<'a, Result<Bytes>>;
 
     fn size<'a>(&'a self, file: &'a str) -> LocalBoxFuture<'a, Result<u64>>;
+}
+
+/// Where a read ends, if it lies within a file of `size` bytes.
+fn end_of(path: &str, size: u64, offset: u64, len: usize) -> Result<u64> {
+    let end = offset.saturating_add(len as u64);
+    if end > size {
+        return Err(Error::Truncated { path: path.to_owned(), expected: end, actual: size });
+    }
+    Ok(end)
 }

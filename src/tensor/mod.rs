@@ -115,7 +115,7 @@ impl Layout {
     pub fn checked_bytes(&self) -> Result<usize> {
         let too_big =
             || Error::format("tensor shape", format!("{} × {} {} overflows", self.rows, self.cols, self.dtype));
-        let padded = self.cols.checked_next_multiple_of(GROUP).ok_or_else(too_big)?;
+        let padded = self.cols.max(1).checked_next_multiple_of(GROUP).ok_or_else(too_big)?;
         let most = self.rows.checked_mul(padded).and_then(|n| n.checked_mul(4)).ok_or_else(too_big)?;
         if most > isize::MAX as usize / 2 {
             return Err(too_big());

@@ -1,0 +1,373 @@
+//! Writing a pack, tensor after tensor, to a directory or to memory.
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::manifest::{
+    CORE_ALIGN, CORE_EXTENT, CoreTensor, EXTENT_ALIGN, Embedding, Experts, Extent, FORMAT, FileEntry, Hash, Kind,
+    MANIFEST, Manifest, Piece, Quantisation, RowPiece, Shard, VERSION, check_file_name,
+};
+use crate::error::{Error, Result};
+use crate::model::plan::ExpertShape;
+use crate::tensor::Layout;
+
+/// Where a writer's files go.
+pub trait Sink {
+    /// What a finished pack is.
+    type Pack;
+
+    /// Appends to a file, which the first call makes.
+    fn append(&mut self, file: &str, bytes: &[u8]) -> Result<()>;
+
+    /// Makes all files visible at once.
+    fn finish(self) -> Result<Self::Pack>;
+}
+
+/// Keeps the files in memory.
+#[derive(Debug, Default)]
+pub struct MemorySink {
+    files: BTreeMap<String, Vec<u8>>,
+}
+
+impl Sink for MemorySink {
+    type Pack = crate::flash::MemoryFlash;
+
+    fn append(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        self.files.entry(file.to_owned()).or_default().extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn finish(self) -> Result<Self::Pack> {
+        Ok(crate::flash::MemoryFlash::new(self.files))
+    }
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+pub use directory::DirectorySink;
+
+#[cfg(not(target_arch = "wasm32"))]
+mod directory {
+    use std::collections::HashMap;
+    use std::fs::{self, File};
+    use std::io::Write;
+    use std::path::{Path, PathBuf};
+
+    use super::Sink;
+    use crate::error::{Error, Result};
+    use crate::pack::MANIFEST;
+
+    /// Writes to a directory beside the target and renames it at the end, so that a crash leaves nothing that looks
+    /// like a pack.
+    pub struct DirectorySink {
+        target: PathBuf,
+        partial: PathBuf,
+        files: HashMap<String, File>,
+        done: bool,
+    }
+
+    impl DirectorySink {
+        /// Prepares to write `target`. A pack that is already there is replaced at the end if `replace` is given.
+        ///
+        /// # Errors
+        /// [`Error::Request`] if `target` exists and may not be replaced; [`Error::Io`].
+        pub fn new(target: &Path, replace: bool) -> Result<DirectorySink> {
+            let shown = target.display();
+            let name = target.file_name().ok_or_else(|| Error::Request(format!("`{shown}` names no directory")))?;
+            if occupied(target)? {
+                if !replace {
+                    return Err(Error::Request(format!("`{shown}` exists; choose another, or --force to replace it")));
+                }
+                if !target.join(MANIFEST).is_file() {
+                    return Err(Error::Request(format!("`{shown}` is not a pack and is not replaced")));
+                }
+            }
+            let partial = target.with_file_name(format!(".{}.partial", name.to_string_lossy()));
+            remove(&partial)?;
+            fs::create_dir_all(&partial).map_err(Error::io(partial.display()))?;
+            Ok(DirectorySink { target: target.to_owned(), partial, files: HashMap::new(), done: false })
+        }
+    }
+
+    fn occupied(dir: &Path) -> Result<bool> {
+        match fs::read_dir(dir) {
+            Ok(mut entries) => Ok(entries.next().is_some()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(e) => Err(Error::io(dir.display())(e)),
+        }
+    }
+
+    fn remove(dir: &Path) -> Result<()> {
+        match fs::remove_dir_all(dir) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(dir.display())(e)),
+            _ => Ok(()),
+        }
+    }
+
+    impl Sink for DirectorySink {
+        type Pack = ();
+
+        fn append(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+            let path = self.partial.join(file);
+            let mut open = match self.files.get(file) {
+                Some(open) => open,
+                None => {
+                    let made = File::create_new(&path).map_err(Error::io(path.display()))?;
+                    self.files.entry(file.to_owned()).or_insert(made)
+                }
+            };
+            open.write_all(bytes).map_err(Error::io(path.display()))
+        }
+
+        fn finish(mut self) -> Result<()> {
+            for (name, file) in self.files.drain() {
+                file.sync_all().map_err(Error::io(self.partial.join(name).display()))?;
+            }
+            // Renaming replaces an empty directory only, so what is there steps aside first.
+            let old = self.partial.with_extension("old");
+            remove(&old)?;
+            let replaced = match fs::rename(&self.target, &old) {
+                Ok(()) => true,
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+                Err(e) => return Err(Error::io(self.target.display())(e)),
+            };
+            if let Err(e) = fs::rename(&self.partial, &self.target) {
+                if replaced {
+                    let _ = fs::rename(&old, &self.target);
+                }
+                return Err(Error::io(self.target.display())(e));
+            }
+            self.done = true;
+            remove(&old)
+        }
+    }
+
+    impl Drop for DirectorySink {
+        fn drop(&mut self) {
+            if !self.done {
+                let _ = fs::remove_dir_all(&self.partial);
+            }
+        }
+    }
+}
+
+/// What a pack says about itself.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub name: String,
+    pub licence: Option<String>,
+    pub architecture: String,
+    pub config: Value,
+    pub quantisation: Quantisation,
+    pub provenance: Vec<FileEntry>,
+}
+
+/// Writes the tensors of a model in any order, then the manifest.
+pub struct PackWriter<S: Sink> {
+    sink: S,
+    max_shard: u64,
+    manifest: Manifest,
+    core: Stream,
+    rows: Stream,
+    experts: Stream,
+}
+
+impl<S: Sink> PackWriter<S> {
+    /// `embedding` is the layout of the whole token embedding, `experts` the shape of the routed experts and the number
+    /// in a layer, `max_shard` the bytes a shard file may have.
+    pub fn new(
+        sink: S,
+        identity: Identity,
+        embedding: Layout,
+        experts: Option<(ExpertShape, usize)>,
+        max_shard: u64,
+    ) -> Result<PackWriter<S>> {
+        let stride = embedding.row().bytes() as u64;
+        let experts = experts.map(|(shape, count)| Experts {
+            dtype: shape.gate.dtype,
+            count,
+            hidden: shape.gate.cols,
+            width: shape.gate.rows,
+            stride: shape.bytes().next_multiple_of(EXTENT_ALIGN) as u64,
+            layers: Vec::new(),
+        });
+        let least = experts.as_ref().map_or(stride, |e| e.stride.max(stride));
+        if max_shard < least {
+            return Err(Error::Request(format!("shards of {max_shard} bytes cannot hold an extent of {least}")));
+        }
+        let Layout { dtype, rows, cols } = embedding;
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            name: identity.name,
+            licence: identity.licence,
+            architecture: identity.architecture,
+            quantisation: identity.quantisation,
+            provenance: identity.provenance,
+            config: identity.config,
+            files: Vec::new(),
+            shards: Vec::new(),
+            embedding: Embedding { dtype, rows, cols, stride, pieces: Vec::new() },
+            experts,
+            core: BTreeMap::new(),
+            extents: Vec::new(),
+        };
+        let max_shard = max_shard / CORE_ALIGN * CORE_ALIGN;
+        let [core, rows, experts] = ["core", "embedding", "experts"].map(Stream::new);
+        Ok(PackWriter { sink, max_shard, manifest, core, rows, experts })
+    }
+
+    /// Adds a core matrix in its device layout.
+    pub fn matrix(&mut self, name: &str, layout: &Layout, bytes: &[u8]) -> Result<()> {
+        assert_eq!(bytes.len(), layout.bytes(), "{name}: not its device layout");
+        self.tensor(name, Kind::Matrix, layout, &[layout.rows, layout.cols], bytes)
+    }
+
+    /// Adds a core tensor of any shape as f32.
+    pub fn vector(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
+        assert_eq!(values.len(), shape.iter().product::<usize>(), "{name}: not its shape");
+        let layout = Layout::new(crate::tensor::DType::F32, 1, values.len());
+        let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        self.tensor(name, Kind::Vector, &layout, shape, &bytes)
+    }
+
+    fn tensor(&mut self, name: &str, kind: Kind, layout: &Layout, shape: &[usize], bytes: &[u8]) -> Result<()> {
+        let mut pieces = Vec::new();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let room = match self.max_shard - self.core.offset {
+                0 => self.max_shard,
+                room => room,
+            };
+            let (now, later) = rest.split_at(rest.len().min(room as usize));
+            let (shard, offset) = self.core.place(now.len() as u64, self.max_shard, &mut self.manifest);
+            pieces.push(Piece { shard, offset, bytes: now.len() as u64 });
+            self.core.write(now, CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
+            rest = later;
+        }
+        let pad = bytes.len().next_multiple_of(CORE_ALIGN as usize) - bytes.len();
+        self.core.write(&[0; CORE_ALIGN as usize][..pad], CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
+        let tensor = CoreTensor { kind, dtype: layout.dtype, shape: shape.to_vec(), pieces };
+        match self.manifest.core.insert(name.to_owned(), tensor) {
+            Some(_) => Err(Error::format("checkpoint", format!("tensor `{name}` appears twice"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the next rows of the embedding, each encoded by itself, in order.
+    pub fn embedding_rows(&mut self, stored: &[u8]) -> Result<()> {
+        let stride = self.manifest.embedding.stride;
+        for row in stored.chunks_exact(stride as usize) {
+            let first_row = self.rows.placed;
+            let (shard, offset) = self.rows.place(stride, self.max_shard, &mut self.manifest);
+            if offset == 0 {
+                self.manifest.embedding.pieces.push(RowPiece { first_row, shard, offset });
+            }
+            self.rows.write(row, CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the next expert of a layer: its three matrices, one after the other.
+    pub fn expert(&mut self, layer: usize, matrices: &[u8]) -> Result<()> {
+        let e = self.manifest.experts.as_mut().expect("a model with experts");
+        assert_eq!(matrices.len(), e.shape().bytes(), "layer {layer}: not the shape of an expert");
+        let stride = e.stride;
+        if e.layers.len() <= layer {
+            e.layers.resize(layer + 1, None);
+        }
+        e.layers[layer].get_or_insert_default().push(self.manifest.extents.len());
+        self.experts.place(stride, self.max_shard, &mut self.manifest);
+        let mut extent = matrices.to_vec();
+        extent.resize(stride as usize, 0);
+        self.experts.write(&extent, stride, &mut self.manifest, &mut self.sink)
+    }
+
+    /// Copies a file into the pack.
+    pub fn file(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        check_file_name(name)?;
+        self.sink.append(name, bytes)?;
+        self.manifest.files.push(FileEntry { file: name.into(), bytes: bytes.len() as u64, hash: Hash::of(bytes) });
+        Ok(())
+    }
+
+    /// Writes the manifest.
+    ///
+    /// # Errors
+    /// [`Error::Format`] if parts of the model were not written.
+    pub fn finish(mut self) -> Result<(Manifest, S::Pack)> {
+        for stream in [&mut self.core, &mut self.rows, &mut self.experts] {
+            stream.cut(&mut self.manifest);
+        }
+        self.manifest.validate()?;
+        self.sink.append(MANIFEST, &self.manifest.to_json())?;
+        Ok((self.manifest, self.sink.finish()?))
+    }
+}
+
+/// Shards of one kind, written one after the other.
+struct Stream {
+    prefix: &'static str,
+    shards: usize,
+    /// The shard being written, its length, and where its current extent starts.
+    shard: usize,
+    offset: u64,
+    start: u64,
+    hasher: blake3::Hasher,
+    /// How often something was placed.
+    placed: usize,
+}
+
+impl Stream {
+    fn new(prefix: &'static str) -> Stream {
+        Stream { prefix, shards: 0, shard: 0, offset: 0, start: 0, hasher: blake3::Hasher::new(), placed: 0 }
+    }
+
+    /// Where the next `bytes` go: a new shard if the current one has no room for them.
+    fn place(&mut self, bytes: u64, max_shard: u64, manifest: &mut Manifest) -> (usize, u64) {
+        if self.shards == 0 || self.offset + bytes > max_shard {
+            self.cut(manifest);
+            self.shard = manifest.shards.len();
+            self.offset = 0;
+            self.start = 0;
+            manifest.shards.push(Shard { file: format!("{}-{:05}.bin", self.prefix, self.shards), bytes: 0 });
+            self.shards += 1;
+        }
+        self.placed += 1;
+        (self.shard, self.offset)
+    }
+
+    fn write(&mut self, mut bytes: &[u8], extent: u64, manifest: &mut Manifest, sink: &mut impl Sink) -> Result<()> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        sink.append(&manifest.shards[self.shard].file, bytes)?;
+        manifest.shards[self.shard].bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let room = (self.start + extent - self.offset) as usize;
+            let (now, later) = bytes.split_at(bytes.len().min(room));
+            self.hasher.update(now);
+            self.offset += now.len() as u64;
+            if self.offset == self.start + extent {
+                self.cut(manifest);
+            }
+            bytes = later;
+        }
+        Ok(())
+    }
+
+    /// Ends the current extent.
+    fn cut(&mut self, manifest: &mut Manifest) {
+        if self.offset > self.start {
+            let hash = Hash(self.hasher.finalize().into());
+            manifest.extents.push(Extent {
+                shard: self.shard,
+                offset: self.start,
+                bytes: self.offset - self.start,
+                hash,
+            });
+            self.hasher.reset();
+            self.start = self.offset;
+        }
+    }
+}
