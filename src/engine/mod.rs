@@ -1,3 +1,261 @@
-//! A sequence's life: prefill, decode, sampling.
+//! A model, loaded: one sequence's state, prefill and decode. The engine reads what the scheduler asks for and hands it
+//! to the backend; it decides neither what to load nor how to compute.
 
+pub mod generate;
+pub mod ledger;
+mod load;
 pub mod sampler;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+
+use crate::backend::{Backend, Info};
+use crate::error::{Error, Result};
+use crate::les::{Load, Pool, PoolStats};
+use crate::model::plan::Plan;
+use crate::pack::Pack;
+use ledger::{Ledger, READS_IN_FLIGHT};
+
+pub use load::{BackendChoice, Options, smallest_budget};
+
+/// Asks a running call to stop. Clones share one flag.
+#[derive(Debug, Clone, Default)]
+pub struct Stop(Rc<Cell<bool>>);
+
+impl Stop {
+    pub fn stop(&self) {
+        self.0.set(true);
+    }
+
+    pub fn clear(&self) {
+        self.0.set(false);
+    }
+
+    fn check(&self) -> Result<()> {
+        if self.0.get() { Err(Error::Aborted) } else { Ok(()) }
+    }
+}
+
+/// Which rows of a pass get logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Want {
+    Nothing,
+    /// The last token only.
+    Last,
+    All,
+}
+
+/// What a pass went through, recorded for comparison with a reference.
+#[derive(Debug, Clone, Default)]
+pub struct Probe {
+    /// `[layers + 1]` of `[tokens, hidden]`: the embeddings, then each layer's output; the last after the final norm.
+    pub hidden: Vec<Vec<f32>>,
+    /// By layer, `[tokens, top_k]`: expert ids by descending score, and their weights.
+    pub ids: Vec<Vec<u32>>,
+    pub weights: Vec<Vec<f32>>,
+}
+
+/// What the engine counted since it was made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counters {
+    pub tokens: u64,
+    /// Bytes of experts read from flash.
+    pub expert_bytes: u64,
+    pub pool: PoolStats,
+}
+
+pub struct Engine {
+    pack: Pack,
+    backend: Box<dyn Backend>,
+    pool: Pool,
+    ledger: Ledger,
+    pos: usize,
+    /// A pass failed half-way, so the states are between two tokens.
+    torn: bool,
+    stop: Stop,
+    counters: Counters,
+    notices: Vec<String>,
+}
+
+impl Engine {
+    pub fn pack(&self) -> &Pack {
+        &self.pack
+    }
+
+    pub fn plan(&self) -> &Plan {
+        self.backend.plan()
+    }
+
+    pub fn backend_info(&self) -> Info {
+        self.backend.info()
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// Positions a sequence can have.
+    pub fn context(&self) -> usize {
+        self.backend.limits().context
+    }
+
+    /// Tokens a pass takes at once.
+    pub fn chunk(&self) -> usize {
+        self.backend.limits().chunk
+    }
+
+    /// Expert slots in the pool.
+    pub fn slots(&self) -> usize {
+        self.pool.slots()
+    }
+
+    /// Tokens of the sequence so far.
+    pub fn position(&self) -> usize {
+        self.pos
+    }
+
+    pub fn counters(&self) -> Counters {
+        Counters { pool: self.pool.stats(), ..self.counters }
+    }
+
+    /// What the user should know about how the model was loaded, such as a fallback to the CPU.
+    pub fn notices(&self) -> &[String] {
+        &self.notices
+    }
+
+    /// The flag that stops a running call at the next layer.
+    pub fn stop_flag(&self) -> Stop {
+        self.stop.clone()
+    }
+
+    /// Forgets the sequence.
+    pub fn reset(&mut self) -> Result<()> {
+        self.backend.reset()?;
+        (self.pos, self.torn) = (0, false);
+        Ok(())
+    }
+
+    /// Runs `tokens` after what the sequence has so far, in chunks. Returns the logits asked for, `[rows, vocab]`.
+    ///
+    /// After an error the sequence is torn and the next call is refused until [`reset`](Self::reset).
+    pub async fn forward(&mut self, tokens: &[u32], want: Want, probe: Option<&mut Probe>) -> Result<Vec<f32>> {
+        if self.torn {
+            return Err(Error::Request("the last pass failed; reset the sequence first".to_owned()));
+        }
+        let end = self.pos + tokens.len();
+        if end > self.context() {
+            return Err(Error::Context { prompt: end, context: self.context() });
+        }
+        self.torn = true;
+        let logits = self.chunks(tokens, want, probe).await?;
+        self.torn = false;
+        Ok(logits)
+    }
+
+    async fn chunks(&mut self, tokens: &[u32], want: Want, mut probe: Option<&mut Probe>) -> Result<Vec<f32>> {
+        let chunk = self.chunk();
+        let mut logits = Vec::new();
+        let count = tokens.len().div_ceil(chunk);
+        for (i, tokens) in tokens.chunks(chunk).enumerate() {
+            let rows = match want {
+                Want::All => 0..tokens.len(),
+                Want::Last if i + 1 == count => tokens.len() - 1..tokens.len(),
+                _ => 0..0,
+            };
+            self.pass(tokens, probe.as_deref_mut()).await?;
+            if let Some(probe) = probe.as_deref_mut() {
+                self.probe_head(rows.clone(), &mut logits, probe).await?;
+            } else if !rows.is_empty() {
+                logits.extend(self.backend.logits(rows).await?);
+            }
+            self.pos += tokens.len();
+            self.counters.tokens += tokens.len() as u64;
+        }
+        Ok(logits)
+    }
+
+    /// One chunk through all layers.
+    async fn pass(&mut self, tokens: &[u32], mut probe: Option<&mut Probe>) -> Result<()> {
+        self.stop.check()?;
+        let embeddings = self.pack.embedding_rows(tokens).await?;
+        self.backend.begin(self.pos, &embeddings)?;
+        if let Some(probe) = probe.as_deref_mut() {
+            append(&mut probe.hidden, 0, embeddings);
+        }
+        let layers = self.backend.plan().layers.len();
+        for layer in 0..layers {
+            self.stop.check()?;
+            let routing = self.backend.mix(layer).await?;
+            if routing.top_k > 0 {
+                self.run_experts(layer, &routing.ids, routing.top_k).await?;
+            }
+            self.backend.finish_layer(layer)?;
+            if let Some(probe) = probe.as_deref_mut() {
+                if layer + 1 < layers {
+                    append(&mut probe.hidden, layer + 1, self.backend.residual().await?);
+                }
+                append(&mut probe.ids, layer, routing.ids);
+                append(&mut probe.weights, layer, routing.weights);
+            }
+        }
+        Ok(())
+    }
+
+    async fn run_experts(&mut self, layer: usize, ids: &[u32], top_k: usize) -> Result<()> {
+        let waves = self.pool.plan(layer, ids, top_k);
+        for (i, wave) in waves.iter().enumerate() {
+            let result = async {
+                self.backend.run_experts(layer, &wave.ready)?;
+                self.read_experts(&wave.loads).await?;
+                self.backend.run_experts(layer, &wave.after)
+            };
+            if let Err(e) = result.await {
+                waves[i..].iter().for_each(|w| self.pool.forget(&w.loads));
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads experts into their slots, a few at a time, in the order their bytes arrive.
+    async fn read_experts(&mut self, loads: &[Load]) -> Result<()> {
+        let pack = &self.pack;
+        let reads = loads.iter().map(|load| async move {
+            let extent = pack.expert(load.layer as usize, load.expert as usize).await?;
+            Ok::<_, Error>((load.slot, extent))
+        });
+        let mut reads = stream::iter(reads).buffer_unordered(READS_IN_FLIGHT);
+        while let Some(read) = reads.next().await {
+            let (slot, extent) = read?;
+            self.counters.expert_bytes += extent.len() as u64;
+            self.backend.write_slot(slot as usize, &extent)?;
+        }
+        Ok(())
+    }
+
+    /// Logits and normalised hidden rows, as many rows at a time as the head takes.
+    async fn probe_head(
+        &mut self,
+        rows: std::ops::Range<usize>,
+        logits: &mut Vec<f32>,
+        probe: &mut Probe,
+    ) -> Result<()> {
+        let (step, last) = (self.backend.limits().head_rows, self.backend.plan().layers.len());
+        for start in rows.clone().step_by(step) {
+            let end = (start + step).min(rows.end);
+            logits.extend(self.backend.logits(start..end).await?);
+            append(&mut probe.hidden, last, self.backend.normed(end - start).await?);
+        }
+        Ok(())
+    }
+}
+
+fn append<T>(lists: &mut Vec<Vec<T>>, index: usize, values: Vec<T>) {
+    if lists.len() <= index {
+        lists.resize_with(index + 1, Vec::new);
+    }
+    lists[index].extend(values);
+}

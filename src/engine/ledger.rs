@@ -1,0 +1,140 @@
+//! One number bounds everything allocated. The ledger adds it up before anything is, and says what fits.
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+use crate::model::plan::{Limits, Plan};
+
+/// What memory is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Weights that stay resident.
+    Core,
+    /// Key-value caches and recurrent states.
+    State,
+    /// Activations and whatever else a backend needs to compute.
+    Workspace,
+    /// Bytes on their way from flash to the backend.
+    Staging,
+    /// Tokenizer, chat template, manifest and tables of the host.
+    Host,
+    /// Expert slots.
+    Pool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    pub kind: Kind,
+    pub bytes: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Ledger {
+    pub budget: u64,
+    pub entries: Vec<Entry>,
+}
+
+impl Ledger {
+    pub fn total(&self) -> u64 {
+        self.entries.iter().map(|e| e.bytes).sum()
+    }
+
+    pub fn bytes(&self, kind: Kind) -> u64 {
+        self.entries.iter().filter(|e| e.kind == kind).map(|e| e.bytes).sum()
+    }
+}
+
+/// What the caller asked for and what the backend needs, from which memory is divided.
+pub struct Request<'a> {
+    pub plan: &'a Plan,
+    /// Bytes of one expert's extent in a slot.
+    pub slot_bytes: u64,
+    /// Bytes of the largest tensor read in one piece while loading.
+    pub largest_read: u64,
+    pub host_bytes: u64,
+    pub context: usize,
+    /// Tokens a pass takes at most; fewer if the budget is small.
+    pub chunk: usize,
+    /// Expert slots at most.
+    pub max_slots: usize,
+    /// Workspace the backend needs with some limits.
+    pub workspace: &'a dyn Fn(&Plan, &Limits) -> Result<u64>,
+}
+
+/// Expert extents read at the same time.
+pub const READS_IN_FLIGHT: usize = 4;
+
+/// Rows of logits computed at once.
+pub const HEAD_ROWS: usize = 4;
+
+/// Activations take at most this part of what the core leaves, unless a pass of one token needs more.
+const WORKSPACE_SHARE: u64 = 4;
+
+impl Request<'_> {
+    fn limits(&self, chunk: usize, slots: usize) -> Limits {
+        Limits { context: self.context, chunk, head_rows: HEAD_ROWS.min(chunk), slots }
+    }
+
+    fn staging(&self) -> u64 {
+        self.largest_read.max(READS_IN_FLIGHT as u64 * self.slot_bytes)
+    }
+
+    /// Everything but the workspace and the pool.
+    fn fixed(&self) -> u64 {
+        let plan = self.plan;
+        plan.weight_bytes() + plan.state_bytes(self.context) + self.staging() + self.host_bytes
+    }
+
+    fn smallest_slots(&self) -> usize {
+        self.plan.top_k()
+    }
+
+    /// The smallest budget that works at this context.
+    pub fn smallest_budget(&self) -> Result<u64> {
+        let slots = self.smallest_slots();
+        let workspace = (self.workspace)(self.plan, &self.limits(1, slots))?;
+        Ok(self.fixed() + workspace + slots as u64 * self.slot_bytes)
+    }
+
+    /// Divides the budget. The pool gets what is left, at most a slot for every expert.
+    pub fn divide(&self, budget: u64) -> Result<(Limits, Ledger)> {
+        let plan = self.plan;
+        let smallest = self.smallest_budget()?;
+        if budget < smallest {
+            return Err(Error::Budget { budget, smallest, context: self.context });
+        }
+        let every = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).sum::<usize>();
+        let free = budget - self.fixed();
+        let pool_min = self.smallest_slots() as u64 * self.slot_bytes;
+        let mut chunk = self.chunk.clamp(1, self.context);
+        while chunk > 1 {
+            let workspace = (self.workspace)(plan, &self.limits(chunk, self.smallest_slots()))?;
+            if workspace + pool_min <= free && workspace <= free / WORKSPACE_SHARE {
+                break;
+            }
+            chunk = chunk.div_ceil(2);
+        }
+        // Some workspaces grow with the pool (tables of slots), so the number of slots settles from above.
+        let mut slots = every.min(self.max_slots).max(self.smallest_slots());
+        loop {
+            let workspace = (self.workspace)(plan, &self.limits(chunk, slots))?;
+            let room = free.saturating_sub(workspace).checked_div(self.slot_bytes).unwrap_or(0);
+            let room = usize::try_from(room).unwrap_or(usize::MAX);
+            if room >= slots || slots <= self.smallest_slots() {
+                break;
+            }
+            slots = room.max(self.smallest_slots()).min(slots - 1);
+        }
+        let limits = self.limits(chunk, slots);
+        let entries = vec![
+            Entry { kind: Kind::Core, bytes: plan.weight_bytes() },
+            Entry { kind: Kind::State, bytes: plan.state_bytes(self.context) },
+            Entry { kind: Kind::Workspace, bytes: (self.workspace)(plan, &limits)? },
+            Entry { kind: Kind::Staging, bytes: self.staging() },
+            Entry { kind: Kind::Host, bytes: self.host_bytes },
+            Entry { kind: Kind::Pool, bytes: slots as u64 * self.slot_bytes },
+        ];
+        Ok((limits, Ledger { budget, entries }))
+    }
+}

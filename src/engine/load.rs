@@ -1,0 +1,182 @@
+//! From a pack to an engine: choose a backend, divide the budget, make the core resident.
+
+use super::ledger::{Ledger, Request};
+use super::{Counters, Engine, Stop};
+use crate::backend::Backend;
+use crate::backend::cpu::Cpu;
+use crate::backend::gpu::{Device, Gpu};
+use crate::error::{Error, Result};
+use crate::les::Pool;
+use crate::model::plan::{Limits, Map, Plan, Weight, WeightKind};
+use crate::model::{self, Stored, Tensors};
+use crate::pack::{Manifest, Pack};
+use crate::tensor::DType;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackendChoice {
+    /// The GPU where there is one, else the CPU, with a notice.
+    #[default]
+    Auto,
+    Cpu,
+    Gpu,
+}
+
+impl std::str::FromStr for BackendChoice {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(BackendChoice::Auto),
+            "cpu" => Ok(BackendChoice::Cpu),
+            "gpu" => Ok(BackendChoice::Gpu),
+            _ => Err(format!("`{s}` is not one of auto, cpu, gpu")),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub backend: BackendChoice,
+    /// Bytes that everything together may take; `None` for a slot for every expert.
+    pub budget: Option<u64>,
+    /// Positions a sequence can have; `None` for what the model was made for, at most [`DEFAULT_CONTEXT`].
+    pub context: Option<usize>,
+    /// Tokens a pass takes at most.
+    pub chunk: usize,
+    /// Expert slots at most, whatever the budget would hold.
+    pub max_slots: Option<usize>,
+}
+
+/// Context where none was asked for.
+pub const DEFAULT_CONTEXT: usize = 4096;
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { backend: BackendChoice::Auto, budget: None, context: None, chunk: 32, max_slots: None }
+    }
+}
+
+impl Options {
+    fn context_for(&self, config: &serde_json::Value) -> usize {
+        self.context.unwrap_or(DEFAULT_CONTEXT).clamp(1, model::max_context(config).max(1))
+    }
+}
+
+impl Tensors for Manifest {
+    fn core(&self, name: &str) -> Result<Stored> {
+        self.core.get(name).map(|t| t.stored()).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
+    }
+
+    fn expert_dtype(&self) -> Option<DType> {
+        self.experts.as_ref().map(|e| e.dtype)
+    }
+}
+
+/// The smallest budget with which a pack works, from its manifest alone.
+pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
+    let plan = model::plan_for(&manifest.config, manifest)?;
+    let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
+        BackendChoice::Gpu => &Gpu::workspace_for,
+        _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
+    };
+    request(&plan, manifest, options, workspace).smallest_budget()
+}
+
+fn request<'a>(
+    plan: &'a Plan,
+    manifest: &Manifest,
+    options: &Options,
+    workspace: &'a dyn Fn(&Plan, &Limits) -> Result<u64>,
+) -> Request<'a> {
+    Request {
+        plan,
+        slot_bytes: plan.expert.map_or(0, |e| e.bytes().next_multiple_of(crate::pack::EXTENT_ALIGN)) as u64,
+        largest_read: plan.weights.iter().map(|w| w.bytes() as u64).max().unwrap_or(0),
+        host_bytes: host_bytes(manifest),
+        context: options.context_for(&manifest.config),
+        chunk: options.chunk,
+        max_slots: options.max_slots.unwrap_or(usize::MAX),
+        workspace,
+    }
+}
+
+/// Tokenizer, template, manifest and tables: measured at about this many times their files.
+fn host_bytes(manifest: &Manifest) -> u64 {
+    let files: u64 = manifest.files.iter().map(|f| f.bytes).sum();
+    8 * files + 256 * manifest.extents.len() as u64 + (1 << 20)
+}
+
+impl Engine {
+    /// Loads a pack. `on_progress(done, total)` is told as core weights become resident, in bytes.
+    pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
+        let plan = model::plan_for(&pack.manifest().config, pack.manifest())?;
+        let mut notices = Vec::new();
+        let wanted = match options.backend {
+            BackendChoice::Cpu => None,
+            BackendChoice::Gpu => Some(Device::request().await?),
+            BackendChoice::Auto => match Device::request().await {
+                Ok(device) => Some(device),
+                Err(e) => {
+                    notices.push(format!("running on the CPU: {e}"));
+                    None
+                }
+            },
+        };
+        let divide = |workspace: &dyn Fn(&Plan, &Limits) -> Result<u64>| -> Result<(Limits, Ledger)> {
+            let request = request(&plan, pack.manifest(), options, workspace);
+            request.divide(options.budget.unwrap_or(u64::MAX))
+        };
+        let (mut backend, mut ledger): (Box<dyn Backend>, Ledger) = match wanted {
+            Some(device) => {
+                let (limits, ledger) = divide(&Gpu::workspace_for)?;
+                (Box::new(Gpu::on(device, plan, limits).await?), ledger)
+            }
+            None => {
+                let (limits, ledger) = divide(&|plan, limits| Ok(Cpu::workspace_for(plan, limits)))?;
+                (Box::new(Cpu::new(plan, limits)), ledger)
+            }
+        };
+        if options.budget.is_none() {
+            ledger.budget = ledger.total();
+        }
+        write_core(&pack, backend.as_mut(), &mut on_progress).await?;
+        backend.reset()?;
+        let (plan, limits) = (backend.plan(), backend.limits());
+        let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+        let pool = Pool::new(plan.layers.len(), experts, plan.top_k(), limits.slots);
+        let (stop, counters) = (Stop::default(), Counters::default());
+        Ok(Engine { pack, backend, pool, ledger, pos: 0, torn: false, stop, counters, notices })
+    }
+}
+
+async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut impl FnMut(u64, u64)) -> Result<()> {
+    let total = backend.plan().weight_bytes();
+    let mut done = 0;
+    for i in 0..backend.plan().weights.len() {
+        let spec = backend.plan().weights[i].clone();
+        let mut bytes = pack.core(&spec.tensor).await?;
+        if let WeightKind::Vector { map, .. } = spec.kind {
+            apply(map, &mut bytes)?;
+        }
+        backend.write_weight(Weight(i), &bytes)?;
+        done += spec.bytes() as u64;
+        on_progress(done, total);
+    }
+    Ok(())
+}
+
+fn apply(map: Map, bytes: &mut [u8]) -> Result<()> {
+    let (values, rest) = bytes.as_chunks_mut::<4>();
+    if !rest.is_empty() {
+        return Err(Error::format("pack", "a vector is not a whole number of f32"));
+    }
+    for bytes in values {
+        let x = f32::from_le_bytes(*bytes);
+        let y = match map {
+            Map::Identity => x,
+            Map::PlusOne => 1.0 + x,
+            Map::NegExp => -libm::expf(x),
+        };
+        *bytes = y.to_le_bytes();
+    }
+    Ok(())
+}
