@@ -1,0 +1,62 @@
+// What every browser test shares: one Chromium for the whole run, and a fresh browser context (its own storage) a test.
+
+import { chromium } from 'playwright-core';
+
+/** Without --enable-unsafe-webgpu, and with --disable-gpu, there is no WebGPU adapter on a machine without a GPU. */
+const ARGS = [
+  '--disable-background-networking',
+  '--disable-component-update',
+  '--disable-quic',
+  '--disable-sync',
+  '--enable-unsafe-webgpu',
+  '--no-first-run',
+  '--no-sandbox',
+];
+
+/** Software rendering on a busy machine is slow, and no test measures time by its time-out. */
+export const PATIENCE = 180_000;
+
+export function launchOptions() {
+  const executablePath = process.env.OUTRIDER_CHROMIUM;
+  if (!executablePath) {
+    throw new Error('OUTRIDER_CHROMIUM must name a Chromium executable (cargo xtask test sets it)');
+  }
+  return { executablePath, args: ARGS, ignoreDefaultArgs: ['--disable-gpu'], timeout: PATIENCE };
+}
+
+let launching;
+
+/** The browser of this run. */
+export function browser() {
+  launching ??= chromium.launch(launchOptions());
+  return launching;
+}
+
+export async function closeBrowser() {
+  if (launching) await (await launching).close();
+  launching = undefined;
+}
+
+/**
+ * Calls `use(page)` with a page in a context of its own. Fails if a script in it threw an error that nothing caught;
+ * when anything fails, what the page wrote to its console is printed.
+ */
+export async function withPage(use) {
+  const context = await (await browser()).newContext();
+  const console = [];
+  const errors = [];
+  // On the context, so that pages opened later and their workers are heard too.
+  context.on('console', (message) => console.push(`${message.type()}: ${message.text()}`));
+  context.on('weberror', (error) => errors.push(error.error()));
+  try {
+    const page = await context.newPage();
+    page.setDefaultTimeout(PATIENCE);
+    await use(page);
+    if (errors.length > 0) throw new AggregateError(errors, `the page threw: ${errors.map(String).join('; ')}`);
+  } catch (error) {
+    for (const line of console.slice(-40)) globalThis.console.error(`  page | ${line}`);
+    throw error;
+  } finally {
+    await context.close();
+  }
+}
