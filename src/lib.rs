@@ -4,6 +4,7 @@
 //! The rooms, top to bottom; a module may use what stands below it:
 
 pub mod backend;
+pub mod chat;
 pub mod engine;
 pub mod error;
 pub mod flash;

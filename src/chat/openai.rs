@@ -1,0 +1,9 @@
+//! Requests and replies in the shapes of OpenAI's chat completions API.
+
+mod reply;
+mod request;
+
+pub use reply::{ChatCompletion, ChatCompletionChunk, Choice, ChunkChoice, Delta, FinishReason, Head, Usage};
+pub use request::{
+    ChatRequest, Content, FunctionCall, Message, Part, ResponseFormat, Role, Stop, StreamOptions, ToolCall,
+};
