@@ -54,6 +54,10 @@ impl ChatTemplate {
         env.set_fuel(Some(FUEL));
         env.add_filter("tojson", to_json);
         env.add_filter("string", |value: &Value| python_name(value).map_or_else(|| value.to_string(), str::to_owned));
+        env.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
+        env.add_test("sequence", |value: &Value| {
+            matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Undefined)
+        });
         env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, message))
         });
@@ -119,9 +123,7 @@ fn to_json(Serde(mut value): Serde<serde_json::Value>, options: Kwargs) -> Resul
     if options.get::<Option<bool>>("sort_keys")?.unwrap_or(false) {
         value.sort_all_objects();
     }
-    if options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false) {
-        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "tojson cannot do ensure_ascii=true"));
-    }
+    let ascii = options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     options.assert_all_used()?;
     let mut out = Vec::new();
     let written = match indent {
@@ -134,7 +136,21 @@ fn to_json(Serde(mut value): Serde<serde_json::Value>, options: Kwargs) -> Resul
     };
     let bad = |e: &dyn std::fmt::Display| minijinja::Error::new(ErrorKind::BadSerialization, e.to_string());
     written.map_err(|e| bad(&e))?;
-    String::from_utf8(out).map_err(|e| bad(&e))
+    let text = String::from_utf8(out).map_err(|e| bad(&e))?;
+    Ok(if ascii { escape_unicode(&text) } else { text })
+}
+
+/// In JSON, only strings have characters beyond ASCII.
+fn escape_unicode(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            out.push(c);
+        } else {
+            out.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        }
+    }
+    out
 }
 
 /// One line, with spaces after `,` and `:`.

@@ -39,6 +39,8 @@ fn python_methods_and_functions_are_there() {
         ("{{ missing }}{{ none }}{{ true }}{{ 1.0 }} {{ true|string + 'ish' }}", "NoneTrue1.0 Trueish"),
         ("{{ bos_token }}{{ strftime_now('%d %b %Y') }}", "<s>02 Jan 2026"),
         ("{{ add_generation_prompt and tools is not none and messages is not mapping }}", "True"),
+        ("{{ none is iterable or 1 is iterable }}{{ 'a' is iterable and 'a' is sequence }}", "FalseTrue"),
+        ("{{ {} is sequence and [] is sequence and [] is not mapping and none is not sequence }}", "True"),
         ("a{%- generation -%} b {%- endgeneration %}\nc{% generation %}d{% endgeneration %}", "abcd"),
     ] {
         assert_eq!(render(source).unwrap(), expected, "{source}");
@@ -51,6 +53,7 @@ fn json_is_written_as_python_writes_it() {
         render("{{ tools[0].function | tojson }} {{ messages[0].content | tojson }}").unwrap(),
         r#"{"name": "z", "parameters": {"b": 1, "a": [true, null, "é"]}} " Hi <b> ""#
     );
+    assert_eq!(render("{{ 'é🏝' | tojson(ensure_ascii=true) }}").unwrap(), r#""\u00e9\ud83c\udfdd""#);
     assert_eq!(render("{{ {'b': [], 'a': 1} | tojson(indent=2) }}").unwrap(), "{\n  \"b\": [],\n  \"a\": 1\n}");
     assert_eq!(render("{{ {'b': 2, 'a': 1} | tojson(sort_keys=true) }}").unwrap(), r#"{"a": 1, "b": 2}"#);
 }
