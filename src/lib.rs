@@ -8,6 +8,8 @@ pub mod chat;
 pub mod engine;
 pub mod error;
 pub mod flash;
+#[cfg(not(target_arch = "wasm32"))]
+pub mod import;
 pub mod les;
 pub mod model;
 pub mod pack;

@@ -1,0 +1,130 @@
+//! `outrider bench`: decode speed with every expert resident and with a part of them, interleaved in one run.
+
+use std::time::Instant;
+
+use clap::Args;
+use outrider::engine::{Engine, Options, Want, sampler};
+use outrider::error::Result;
+use serde::Serialize;
+
+use crate::common::EngineArgs;
+
+#[derive(Args)]
+pub struct Bench {
+    /// Pack directory, checkpoint directory or http(s) address of a pack
+    model: String,
+    /// Parts of the experts that the pool holds, the first the baseline of the ratios
+    #[arg(long, value_delimiter = ',', default_value = "1,0.25")]
+    pool: Vec<f64>,
+    /// Tokens decoded a round, after a prompt of as many
+    #[arg(long, default_value_t = 48)]
+    tokens: usize,
+    /// Rounds, in each of which every configuration runs twice, in both orders
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Print one JSON object a line
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    engine: EngineArgs,
+}
+
+#[derive(Serialize)]
+struct Row {
+    backend: String,
+    pool: f64,
+    slots: usize,
+    /// Tokens a second, medians over all runs.
+    prefill: f64,
+    decode: f64,
+    /// Decode speed against the first row's, the median of ratios within a pair of runs.
+    ratio: f64,
+    /// Part of the needed experts that was in the pool, while decoding.
+    hit: f64,
+    expert_bytes_per_token: f64,
+}
+
+struct Sample {
+    prefill: f64,
+    decode: f64,
+}
+
+impl Bench {
+    pub async fn run(self) -> Result<()> {
+        let everything = self.engine.load(&self.model).await?.slots();
+        let mut engines = Vec::new();
+        for part in &self.pool {
+            let slots = (everything as f64 * part).round() as usize;
+            let options = Options { max_slots: Some(slots), ..self.engine.options() };
+            let pack = outrider::import::open_model(&self.model).await?;
+            engines.push(Engine::load(pack, &options, |_, _| {}).await?);
+        }
+        let mut samples: Vec<Vec<Sample>> = engines.iter().map(|_| Vec::new()).collect();
+        for engine in &mut engines {
+            self.measure(engine).await?; // fills the pool and compiles what is compiled late
+        }
+        let warm: Vec<_> = engines.iter().map(|e| e.counters()).collect();
+        for _ in 0..self.rounds {
+            let order = (0..engines.len()).chain((0..engines.len()).rev());
+            for i in order {
+                let sample = self.measure(&mut engines[i]).await?;
+                samples[i].push(sample);
+            }
+        }
+        for (i, engine) in engines.iter().enumerate() {
+            let info = engine.backend_info();
+            let (now, warm) = (engine.counters(), warm[i]);
+            let (hits, misses) = (now.pool.hits - warm.pool.hits, now.pool.misses - warm.pool.misses);
+            let ratios = samples[i].iter().zip(&samples[0]).map(|(a, b)| a.decode / b.decode).collect();
+            let row = Row {
+                backend: format!("{} ({})", info.kind, info.detail),
+                pool: self.pool[i],
+                slots: engine.slots(),
+                prefill: median(samples[i].iter().map(|s| s.prefill).collect()),
+                decode: median(samples[i].iter().map(|s| s.decode).collect()),
+                ratio: median(ratios),
+                hit: hits as f64 / (hits + misses).max(1) as f64,
+                expert_bytes_per_token: (now.expert_bytes - warm.expert_bytes) as f64
+                    / (now.tokens - warm.tokens).max(1) as f64,
+            };
+            self.print(&row);
+        }
+        Ok(())
+    }
+
+    async fn measure(&self, engine: &mut Engine) -> Result<Sample> {
+        let vocab = engine.plan().vocab;
+        let prompt: Vec<u32> = (0..self.tokens).map(|i| (3 + i * 131 % (vocab - 3)) as u32).collect();
+        engine.reset()?;
+        let start = Instant::now();
+        let mut logits = engine.forward(&prompt, Want::Last, None).await?;
+        let prefill = self.tokens as f64 / start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        for _ in 0..self.tokens {
+            logits = engine.forward(&[sampler::argmax(&logits)?], Want::Last, None).await?;
+        }
+        Ok(Sample { prefill, decode: self.tokens as f64 / start.elapsed().as_secs_f64() })
+    }
+
+    fn print(&self, row: &Row) {
+        if self.json {
+            println!("{}", serde_json::to_string(row).expect("a row of numbers is valid JSON"));
+        } else {
+            println!(
+                "{:<40} pool {:>4.0} %  prefill {:>8.1} tok/s  decode {:>8.1} tok/s  ratio {:.3}  hit {:>5.1} %  {:.0} KB read a token",
+                row.backend,
+                100.0 * row.pool,
+                row.prefill,
+                row.decode,
+                row.ratio,
+                100.0 * row.hit,
+                row.expert_bytes_per_token / 1000.0
+            );
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

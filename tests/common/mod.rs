@@ -1,0 +1,69 @@
+//! What several test binaries share.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::path::Path;
+
+use outrider::engine::{Engine, Options, Want};
+use safetensors::SafeTensors;
+
+/// A reference's results: one safetensors file.
+pub struct Golden(Vec<u8>);
+
+impl Golden {
+    pub fn open(path: &Path) -> Golden {
+        Golden(std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())))
+    }
+
+    fn bytes(&self, name: &str) -> Vec<u8> {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).data().to_vec()
+    }
+
+    pub fn prompts(&self) -> usize {
+        let file = SafeTensors::deserialize(&self.0).unwrap();
+        file.names().iter().filter(|n| n.starts_with("ids.")).count()
+    }
+
+    pub fn floats(&self, name: &str) -> Vec<f32> {
+        bytemuck::pod_collect_to_vec(&self.bytes(name))
+    }
+
+    pub fn ints(&self, name: &str) -> Vec<u32> {
+        bytemuck::pod_collect_to_vec(&self.bytes(name))
+    }
+
+    pub fn ids(&self, prompt: usize) -> Vec<u32> {
+        self.ints(&format!("ids.{prompt}"))
+    }
+}
+
+/// Loads a pack or checkpoint directory.
+pub fn engine(model: &Path, options: &Options) -> Engine {
+    let load = async {
+        let pack = outrider::import::open_model(model.to_str().unwrap()).await?;
+        Engine::load(pack, options, |_, _| {}).await
+    };
+    pollster::block_on(load).unwrap_or_else(|e| panic!("{}: {e}", model.display()))
+}
+
+pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    // A NaN must not pass for a small difference.
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, |m, d| if d > m || d.is_nan() { d } else { m })
+}
+
+/// Greedy continuation of a prompt, and the smallest distance between the two best logits on the way.
+pub fn greedy(engine: &mut Engine, prompt: &[u32], n: usize) -> (Vec<u32>, f32) {
+    engine.reset().unwrap();
+    let (mut tokens, mut gap) = (Vec::new(), f32::MAX);
+    let mut input = prompt.to_vec();
+    while tokens.len() < n {
+        let logits = pollster::block_on(engine.forward(&input, Want::Last, None)).unwrap();
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|a, b| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b)));
+        gap = gap.min(logits[order[0]] - logits[order[1]]);
+        tokens.push(order[0] as u32);
+        input = vec![order[0] as u32];
+    }
+    (tokens, gap)
+}
