@@ -7,8 +7,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use safetensors::SafeTensors;
-use safetensors::tensor::Dtype;
+use safetensors::tensor::{Dtype, Metadata};
 use serde_json::Value;
 
 use crate::error::{Error, Result};
@@ -170,11 +169,10 @@ fn header(file: &mut File, path: &Path, index: usize) -> Result<Vec<(String, Ten
     if header_len > MAX_HEADER || header_len > size.saturating_sub(8) {
         return Err(bad(format!("its header claims {header_len} bytes in a file of {size}")));
     }
-    let mut bytes = vec![0; 8 + header_len as usize];
-    bytes[..8].copy_from_slice(&length);
-    file.read_exact(&mut bytes[8..]).map_err(Error::io(path.display()))?;
+    let mut bytes = vec![0; header_len as usize];
+    file.read_exact(&mut bytes).map_err(Error::io(path.display()))?;
     // The crate checks shapes against offsets, and that the tensors cover the data without gap or overlap.
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| bad(e.to_string()))?;
+    let metadata: Metadata = serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))?;
     let data = 8 + header_len;
     let mut tensors = Vec::new();
     for (name, info) in metadata.tensors() {
