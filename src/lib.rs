@@ -14,5 +14,7 @@ pub mod les;
 pub mod model;
 pub mod pack;
 pub mod tensor;
+#[cfg(target_arch = "wasm32")]
+pub mod web;
 
 pub use error::{Error, Result};

@@ -56,7 +56,7 @@ impl Default for Options {
 }
 
 impl Options {
-    fn context_for(&self, config: &serde_json::Value) -> usize {
+    pub(crate) fn context_for(&self, config: &serde_json::Value) -> usize {
         self.context.unwrap_or(DEFAULT_CONTEXT).clamp(1, model::max_context(config).max(1))
     }
 }

@@ -1,0 +1,129 @@
+// Owns the engine: the wasm module, the GPU device and the flash workers.
+
+import { type OutriderError, aborted, fail } from './errors.js';
+import { Files } from './flash-files.js';
+import type { LoadArgs } from './load-args.js';
+import { type Context, serve } from './serve.js';
+import { Server } from './server.js';
+import type { ChatCompletionRequest, Progress, Stats } from './types.js';
+import init, { WebEngine, install, onPanic } from './wasm/outrider.js';
+
+let files: Files | undefined;
+let engine: WebEngine | undefined;
+/** The reply being generated, and those to come. */
+let running: number | undefined;
+const queued = new Set<number>();
+const stopped = new Set<number>();
+let last: Promise<unknown> = Promise.resolve();
+
+const fatal = serve({ load, chat, stats, abort, dispose });
+
+// A trap (a panic, or memory that could not grow) ends a call without settling its promise.
+self.addEventListener('error', (event) => {
+  event.preventDefault();
+  fatal(trap(event.error ?? event.message));
+});
+self.addEventListener('unhandledrejection', (event) => {
+  event.preventDefault();
+  fatal(trap(event.reason));
+});
+
+function trap(error: unknown): unknown {
+  if (!(error instanceof WebAssembly.RuntimeError)) return error;
+  return fail('panic', `the runtime stopped: ${error.message}; memory may have run out; reload the engine`, {}, error);
+}
+
+async function load(args: LoadArgs, { emit }: Context): Promise<void> {
+  const progress = throttle(emit);
+  progress('open', 0, 0);
+  await init({ module_or_path: new URL('./wasm/outrider_bg.wasm', import.meta.url) });
+  onPanic((message: string) => fatal(fail('panic', `the runtime failed: ${message}; reload the engine`)));
+  const store = await Files.open(args.directory, (error) => {
+    if ((error as OutriderError).code !== 'disposed') fatal(error);
+  });
+  files = store;
+  // What the model will need is judged by the backend it will run on.
+  const backend = args.backend === 'auto' ? ((await hasAdapter()) ? 'gpu' : 'cpu') : args.backend;
+  const options = { budget: args.budget, context: args.context };
+  const bring = () =>
+    exclusively(`outrider-install-${args.directory}`, async () => {
+      await install(store, new Server(args.address), JSON.stringify({ ...options, backend }), progress);
+      await store.seal();
+    });
+  const start = () => WebEngine.load(store, JSON.stringify({ ...options, backend: args.backend }), progress);
+  await bring();
+  try {
+    engine = await start();
+  } catch (error) {
+    if (!DAMAGED.includes((error as OutriderError).code)) throw error;
+    // The installation has been marked as one to check: what is wrong in it is fetched again.
+    await bring();
+    engine = await start();
+  }
+}
+
+/** Errors that say that stored bytes are not what was installed. */
+const DAMAGED = ['corrupt', 'truncated', 'not_found'];
+
+async function hasAdapter(): Promise<boolean> {
+  try {
+    return Boolean(await navigator.gpu?.requestAdapter());
+  } catch {
+    return false;
+  }
+}
+
+/** One tab installs at a time; the others find the model in place. */
+function exclusively(name: string, act: () => Promise<void>): Promise<void> {
+  if (!navigator.locks) return act();
+  return navigator.locks.request(name, act) as Promise<void>;
+}
+
+function throttle(emit: (progress: Progress) => void): (phase: Progress['phase'], done: number, total: number) => void {
+  let last = { phase: '', time: 0 };
+  return (phase, done, total) => {
+    const time = performance.now();
+    if (phase === last.phase && time - last.time < 100 && done < total) return;
+    last = { phase, time };
+    emit({ phase, done, total });
+  };
+}
+
+async function chat(request: ChatCompletionRequest, { id, emit }: Context): Promise<unknown> {
+  queued.add(id);
+  const turn = last.then(async () => {
+    queued.delete(id);
+    if (stopped.delete(id)) throw aborted();
+    running = id;
+    try {
+      return await ready().chat(JSON.stringify(request), (chunk: string) => emit(JSON.parse(chunk)));
+    } finally {
+      running = undefined;
+    }
+  });
+  last = turn.catch(() => {});
+  const reply = await turn;
+  return request.stream ? null : JSON.parse(reply);
+}
+
+function abort(id: number): void {
+  if (running === id) ready().abort();
+  else if (queued.has(id)) stopped.add(id);
+}
+
+function stats(): Stats {
+  return JSON.parse(ready().stats()) as Stats;
+}
+
+async function dispose(): Promise<void> {
+  if (running !== undefined) engine?.abort();
+  await last;
+  engine?.free();
+  engine = undefined;
+  await files?.close();
+}
+
+function ready(): WebEngine {
+  if (!engine) throw fail('disposed', 'the engine is not loaded');
+  return engine;
+}

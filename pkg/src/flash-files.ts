@@ -1,0 +1,102 @@
+// The engine's view of a pack's files: calls to the flash workers that own them. Its methods are what `src/flash/opfs.rs`
+// expects of a `Files` object.
+
+import { describe, fail } from './errors.js';
+import { Remote } from './rpc.js';
+
+/** Two readers at a time keep flash busy; more gain nothing. */
+const LANES = 2;
+
+export class Files {
+  readonly #lanes: Remote[];
+  readonly #owner = new Map<string, Remote>();
+
+  private constructor(lanes: Remote[]) {
+    this.#lanes = lanes;
+  }
+
+  static async open(directory: string, onDeath: (error: unknown) => void): Promise<Files> {
+    const lanes = Array.from({ length: LANES }, () => {
+      const worker = new Worker(new URL('./flash-worker.js', import.meta.url), { type: 'module', name: 'outrider flash' });
+      const lane = new Remote(worker, 'flash worker');
+      void lane.closed.then(onDeath);
+      return lane;
+    });
+    const files = new Files(lanes);
+    try {
+      // One after the other, for they would race to make the same directory.
+      for (const lane of lanes) await lane.call('open', directory);
+    } catch (error) {
+      files.terminate();
+      throw error;
+    }
+    return files;
+  }
+
+  read(file: string, offset: number, length: number): Promise<Uint8Array> {
+    return this.#lane(file).call('read', { file, offset, length });
+  }
+
+  size(file: string): Promise<number> {
+    return this.#lane(file).call('size', file);
+  }
+
+  write(file: string, offset: number, bytes: Uint8Array): Promise<void> {
+    // Moving is possible only for a buffer that holds these bytes and no others.
+    const whole = bytes.byteLength === bytes.buffer.byteLength ? bytes : bytes.slice();
+    return this.#lane(file).call('write', { file, offset, bytes: whole }, { transfer: [whole.buffer] });
+  }
+
+  resize(file: string, length: number): Promise<void> {
+    return this.#lane(file).call('resize', { file, length });
+  }
+
+  flush(file: string): Promise<void> {
+    return this.#lane(file).call('flush', file);
+  }
+
+  remove(file: string): Promise<void> {
+    return this.#lane(file).call('remove', file);
+  }
+
+  list(): Promise<string[]> {
+    return this.#lanes[0]!.call('list', null);
+  }
+
+  /** Bytes that may still be written, or undefined where the browser does not tell. */
+  async free(): Promise<number | undefined> {
+    try {
+      const { quota, usage } = await navigator.storage.estimate();
+      return quota === undefined || usage === undefined ? undefined : Math.max(0, quota - usage);
+    } catch (error) {
+      throw fail('storage', `the browser does not tell how much may be stored: ${describe(error)}`, {
+        path: '/',
+        reason: describe(error),
+      });
+    }
+  }
+
+  /** Closes what was written, so that other tabs may read it. */
+  async seal(): Promise<void> {
+    await Promise.all(this.#lanes.map((lane) => lane.call('close', null)));
+  }
+
+  async close(): Promise<void> {
+    await Promise.allSettled(this.#lanes.map((lane) => lane.call('close', null)));
+    this.terminate();
+  }
+
+  terminate(): void {
+    for (const lane of this.#lanes) lane.close(fail('disposed', 'the files were closed'));
+  }
+
+  /** Files go to the workers in turn, so that neighbouring shards are read side by side. */
+  #lane(file: string): Remote {
+    let lane = this.#owner.get(file);
+    if (!lane) {
+      lane = this.#lanes[this.#owner.size % this.#lanes.length]!;
+      this.#owner.set(file, lane);
+    }
+    return lane;
+  }
+}

@@ -1,0 +1,8 @@
+/** What the engine worker is asked to load. */
+export interface LoadArgs {
+  address: string;
+  directory: string;
+  budget: number | null;
+  backend: 'auto' | 'gpu' | 'cpu';
+  context: number | null;
+}

@@ -1,0 +1,136 @@
+// The package's types: OpenAI's shapes for chat, and this runtime's own for everything around it.
+
+export interface EngineOptions {
+  /** Address of a pack directory (the one that holds `manifest.json`), absolute or relative to the page. */
+  model: string | URL;
+  /** Everything allocated stays below this: bytes, or text such as `'512MiB'`. Without it the whole model is resident. */
+  memoryBudget?: number | string;
+  /** `'auto'` (the default) takes the GPU where there is one and says so in the notices where there is none. */
+  backend?: 'auto' | 'gpu' | 'cpu';
+  /** Tokens a conversation may have, at most what the model was made for. */
+  context?: number;
+  /** Stops loading; what was downloaded is kept for the next attempt. */
+  signal?: AbortSignal;
+  onProgress?: (progress: Progress) => void;
+}
+
+export interface Progress {
+  /**
+   * `open`: looking for the model in the browser's storage; `verify`: checking what an earlier visit left; `download`;
+   * `load`: bringing the resident part into memory; `warmup`: a first pass, so that the first reply is not the slow one.
+   */
+  phase: 'open' | 'verify' | 'download' | 'load' | 'warmup';
+  /** Bytes done of the phase's `total`; both 0 where the phase is not counted in bytes. */
+  done: number;
+  total: number;
+  /** Over the last seconds, once known. */
+  bytesPerSecond?: number;
+  secondsLeft?: number;
+}
+
+/** What memory is used for, in bytes. */
+export type MemoryKind = 'core' | 'state' | 'workspace' | 'staging' | 'host' | 'pool';
+
+export interface Stats {
+  backend: { kind: 'cpu' | 'gpu'; detail: string };
+  memory: {
+    /** The most that may be allocated. */
+    budget: number;
+    total: number;
+    entries: { kind: MemoryKind; bytes: number }[];
+  };
+  pool: { slots: number; experts: number; hits: number; misses: number; bytesRead: number };
+  /** Of the reply in progress, or the last one; tokens per second, 0 before there are any. */
+  speed: { prefill: number; decode: number };
+  context: number;
+  /** What the user should know, such as why the CPU is used. */
+  notices: string[];
+}
+
+export interface TextPart {
+  type: 'text';
+  text: string;
+}
+
+export interface ChatMessage {
+  role: 'system' | 'user' | 'assistant' | 'tool' | (string & {});
+  content: string | TextPart[] | null;
+  name?: string;
+  tool_call_id?: string;
+  tool_calls?: ToolCall[];
+}
+
+export interface ToolCall {
+  id: string;
+  type: 'function';
+  function: { name: string; arguments: string };
+}
+
+export interface Tool {
+  type: 'function';
+  function: { name: string; description?: string; parameters?: unknown };
+}
+
+export interface ChatCompletionRequest {
+  messages: ChatMessage[];
+  model?: string;
+  stream?: boolean;
+  stream_options?: { include_usage?: boolean } | null;
+  max_tokens?: number | null;
+  max_completion_tokens?: number | null;
+  temperature?: number | null;
+  top_p?: number | null;
+  top_k?: number | null;
+  seed?: number | null;
+  stop?: string | string[] | null;
+  tools?: Tool[];
+}
+
+export interface ChatCompletionRequestStreaming extends ChatCompletionRequest {
+  stream: true;
+}
+
+export interface ChatCompletionRequestWhole extends ChatCompletionRequest {
+  stream?: false;
+}
+
+export type FinishReason = 'stop' | 'length' | 'tool_calls';
+
+export interface Usage {
+  prompt_tokens: number;
+  completion_tokens: number;
+  total_tokens: number;
+}
+
+export interface ChatCompletion {
+  id: string;
+  object: 'chat.completion';
+  created: number;
+  model: string;
+  choices: {
+    index: number;
+    message: { role: 'assistant'; content: string | null; tool_calls?: ToolCall[] };
+    finish_reason: FinishReason;
+    logprobs: null;
+  }[];
+  usage: Usage;
+}
+
+export interface ChatCompletionChunk {
+  id: string;
+  object: 'chat.completion.chunk';
+  created: number;
+  model: string;
+  choices: {
+    index: number;
+    delta: { role?: 'assistant'; content?: string | null; tool_calls?: (ToolCall & { index: number })[] };
+    finish_reason: FinishReason | null;
+    logprobs?: null;
+  }[];
+  usage?: Usage | null;
+}
+
+export interface RequestOptions {
+  /** Stops the reply; the iterator, or the promise, ends with an `aborted` error. */
+  signal?: AbortSignal;
+}

@@ -1,0 +1,272 @@
+//! A loaded model, as the engine worker holds it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use js_sys::Function;
+use serde_json::{Value, json};
+use wasm_bindgen::prelude::*;
+
+use super::errors::to_js;
+use super::{WebOptions, report};
+use crate::chat::openai::{ChatRequest, Delta, FinishReason, Head};
+use crate::chat::{Chat, Files as ChatFiles};
+use crate::engine::generate::Next;
+use crate::engine::sampler::Sampler;
+use crate::engine::{Counters, Engine, Stop, Want};
+use crate::error::{Error, Result};
+use crate::flash::install;
+use crate::flash::opfs::{Files, OpfsFlash};
+use crate::pack::Pack;
+
+#[wasm_bindgen]
+extern "C" {
+    /// Milliseconds since some moment.
+    #[wasm_bindgen(js_namespace = performance)]
+    fn now() -> f64;
+}
+
+/// An engine and how to chat with it. Calls that take time must come one after another; [`abort`](Self::abort) and
+/// [`stats`](Self::stats) may come at any time.
+#[wasm_bindgen]
+pub struct WebEngine {
+    /// Absent while a call uses it.
+    engine: RefCell<Option<Engine>>,
+    store: Rc<OpfsFlash>,
+    chat: Chat,
+    stop: Stop,
+    model: String,
+    /// What the engine had counted when it was ready for its first request.
+    before: Counters,
+    shown: RefCell<Value>,
+    speed: RefCell<Speed>,
+}
+
+#[wasm_bindgen]
+impl WebEngine {
+    /// Loads an installed pack. Phases reported: `load`, `warmup`.
+    pub async fn load(files: Files, options: String, on_progress: Function) -> Result<WebEngine, JsValue> {
+        let store = Rc::new(OpfsFlash::new(files));
+        let result = load(store.clone(), &options, &on_progress).await;
+        heal(&store, result).await.map_err(to_js)
+    }
+
+    /// Answers a chat completion request, both as JSON. When it asks for a stream, `on_chunk` gets each chunk as JSON
+    /// and the result is empty.
+    pub async fn chat(&self, request: String, on_chunk: Function) -> Result<String, JsValue> {
+        let Some(mut engine) = self.engine.take() else {
+            return Err(to_js(Error::Request("another request is being answered".to_owned())));
+        };
+        self.stop.clear();
+        let result = self.answer(&mut engine, &request, &on_chunk).await;
+        self.show(&engine);
+        self.engine.replace(Some(engine));
+        heal(&self.store, result).await.map_err(to_js)
+    }
+
+    /// Makes the request being answered fail with `aborted`.
+    pub fn abort(&self) {
+        self.stop.stop();
+    }
+
+    /// The package's `Stats`, as JSON.
+    pub fn stats(&self) -> String {
+        let mut stats = self.shown.borrow().clone();
+        let speed = self.speed.borrow();
+        stats["speed"] = json!({ "prefill": speed.prefill(), "decode": speed.decode() });
+        stats["memory"]["wasm"] = json!(wasm_bytes());
+        stats.to_string()
+    }
+}
+
+impl WebEngine {
+    async fn answer(&self, engine: &mut Engine, request: &str, on_chunk: &Function) -> Result<String> {
+        let request = ChatRequest::from_json(request)?;
+        let prompt = self.chat.prompt(&request)?;
+        let mut sampler = Sampler::new(self.chat.sampling(&request, (js_sys::Math::random() * 2f64.powi(53)) as u64))?;
+        let id = format!("chatcmpl-{:013x}", (js_sys::Math::random() * 2f64.powi(52)) as u64);
+        let room = engine.context().saturating_sub(prompt.len());
+        let mut reply = self.chat.reply(&request, &id, prompt.len(), room);
+        let created = (js_sys::Date::now() / 1000.0) as u64;
+        let head = Head { id, created, model: request.model.clone().unwrap_or_else(|| self.model.clone()) };
+        let stream = request.stream == Some(true);
+        let send = |delta: Delta, finish: Option<FinishReason>, timings: Option<Value>| {
+            let mut chunk = head.chunk(delta, finish);
+            chunk.timings = timings;
+            send(stream, on_chunk, &chunk)
+        };
+
+        self.speed.replace(Speed::start(prompt.len()));
+        send(Delta::start(), None, None)?;
+        let mut failed = Ok(());
+        engine
+            .generate(&prompt, &mut sampler, room, |token| {
+                self.speed.borrow_mut().token();
+                failed = reply.push(token).and_then(|delta| match delta.is_empty() {
+                    true => Ok(()),
+                    false => send(delta, None, None),
+                });
+                match failed.is_err() || reply.finish_reason().is_some() {
+                    true => Next::Stop,
+                    false => Next::Continue,
+                }
+            })
+            .await?;
+        failed?;
+        let rest = reply.end(FinishReason::Length)?;
+        if !rest.is_empty() {
+            send(rest, None, None)?;
+        }
+
+        let reason = reply.finish_reason().unwrap_or(FinishReason::Length);
+        let timings = Some(self.speed.borrow().timings());
+        if !stream {
+            let mut completion = head.completion(reply.message(), reason, reply.usage());
+            completion.timings = timings;
+            return to_json(&completion);
+        }
+        send(Delta::default(), Some(reason), timings)?;
+        if request.stream_options.and_then(|o| o.include_usage) == Some(true) {
+            self::send(stream, on_chunk, &head.usage_chunk(reply.usage()))?;
+        }
+        Ok(String::new())
+    }
+
+    /// Takes down what there is to know about the engine while a call uses it.
+    fn show(&self, engine: &Engine) {
+        self.shown.replace(describe(engine, &self.before));
+    }
+}
+
+async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function) -> Result<WebEngine> {
+    let options = WebOptions::parse(options)?;
+    report(on_progress, "load", 0, 0);
+    let pack = Pack::open(store.clone()).await?;
+    let chat = read_chat(&pack).await?;
+    let model = pack.manifest().name.clone();
+    let mut engine = Engine::load(pack, &options, |done, total| report(on_progress, "load", done, total)).await?;
+    report(on_progress, "warmup", 0, 0);
+    // Drivers compile kernels when they are first used.
+    engine.forward(&[0], Want::Last, None).await?;
+    engine.reset()?;
+    let before = engine.counters();
+    Ok(WebEngine {
+        shown: RefCell::new(describe(&engine, &before)),
+        stop: engine.stop_flag(),
+        engine: RefCell::new(Some(engine)),
+        store,
+        chat,
+        model,
+        before,
+        speed: RefCell::default(),
+    })
+}
+
+async fn read_chat(pack: &Pack) -> Result<Chat> {
+    let missing = || Error::MissingFile { file: "tokenizer.json".to_owned() };
+    let tokenizer = pack.file("tokenizer.json").await?.ok_or_else(missing)?;
+    let tokenizer_config = pack.file("tokenizer_config.json").await?;
+    let generation_config = pack.file("generation_config.json").await?;
+    let chat_template = pack.file("chat_template.jinja").await?;
+    Chat::new(ChatFiles {
+        tokenizer: &tokenizer,
+        tokenizer_config: tokenizer_config.as_deref(),
+        generation_config: generation_config.as_deref(),
+        chat_template: chat_template.as_deref(),
+    })
+}
+
+/// After an error that says that stored bytes are wrong, lets the next installation check them all.
+async fn heal<T>(store: &OpfsFlash, result: Result<T>) -> Result<T> {
+    if let Err(Error::Corrupt { .. } | Error::Truncated { .. } | Error::NotFound { .. }) = &result {
+        // If that fails as well, the first error is still the one to report.
+        let _ = install::distrust(store).await;
+    }
+    result
+}
+
+fn send(stream: bool, on_chunk: &Function, chunk: &impl serde::Serialize) -> Result<()> {
+    if stream {
+        // The callback only posts a message.
+        let _ = on_chunk.call1(&JsValue::NULL, &to_json(chunk)?.into());
+    }
+    Ok(())
+}
+
+fn to_json(value: &impl serde::Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|e| Error::format("reply", e))
+}
+
+fn describe(engine: &Engine, before: &Counters) -> Value {
+    let (info, ledger, counters) = (engine.backend_info(), engine.ledger(), engine.counters());
+    let experts: usize = engine.plan().layers.iter().filter_map(|l| l.moe).map(|m| m.experts).sum();
+    json!({
+        "backend": { "kind": info.kind, "detail": info.detail },
+        "memory": { "budget": ledger.budget, "total": ledger.total(), "entries": ledger.entries },
+        "pool": {
+            "slots": engine.slots(),
+            "experts": experts,
+            "hits": counters.pool.hits - before.pool.hits,
+            "misses": counters.pool.misses - before.pool.misses,
+            "bytesRead": counters.expert_bytes - before.expert_bytes,
+        },
+        "context": engine.context(),
+        "notices": engine.notices(),
+    })
+}
+
+fn wasm_bytes() -> f64 {
+    let memory: js_sys::WebAssembly::Memory = wasm_bindgen::memory().unchecked_into();
+    let buffer: js_sys::ArrayBuffer = memory.buffer().unchecked_into();
+    f64::from(buffer.byte_length())
+}
+
+/// When the tokens of a reply came.
+#[derive(Debug, Default)]
+struct Speed {
+    prompt: usize,
+    started: f64,
+    first: f64,
+    last: f64,
+    tokens: usize,
+}
+
+impl Speed {
+    fn start(prompt: usize) -> Speed {
+        Speed { prompt, started: now(), ..Speed::default() }
+    }
+
+    fn token(&mut self) {
+        self.last = now();
+        if self.tokens == 0 {
+            self.first = self.last;
+        }
+        self.tokens += 1;
+    }
+
+    /// Tokens of the prompt a second, until the first token of the reply.
+    fn prefill(&self) -> f64 {
+        if self.tokens == 0 { 0.0 } else { per_second(self.prompt, self.first - self.started) }
+    }
+
+    /// Tokens a second after the first.
+    fn decode(&self) -> f64 {
+        per_second(self.tokens.saturating_sub(1), self.last - self.first)
+    }
+
+    /// By the names that llama.cpp's server uses.
+    fn timings(&self) -> Value {
+        json!({
+            "prompt_n": self.prompt,
+            "prompt_ms": self.first - self.started,
+            "prompt_per_second": self.prefill(),
+            "predicted_n": self.tokens,
+            "predicted_ms": self.last - self.first,
+            "predicted_per_second": self.decode(),
+        })
+    }
+}
+
+fn per_second(count: usize, ms: f64) -> f64 {
+    if ms > 0.0 { 1000.0 * count as f64 / ms } else { 0.0 }
+}

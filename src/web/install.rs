@@ -1,0 +1,70 @@
+//! Installing a pack into browser storage.
+
+use js_sys::Function;
+use wasm_bindgen::prelude::*;
+
+use super::errors::to_js;
+use super::{WebOptions, report};
+use crate::engine::{Options, smallest_budget};
+use crate::error::{Error, Result};
+use crate::flash::install::{self, Extent, File, Observer, Phase, Progress};
+use crate::flash::opfs::{Files, OpfsFlash, Server};
+use crate::pack::Manifest;
+
+/// Sees to it that `files` hold the whole pack. A budget too small for the model is refused when only the manifest has
+/// been downloaded.
+#[wasm_bindgen]
+pub async fn install(files: Files, server: Server, options: String, on_progress: Function) -> Result<(), JsValue> {
+    let run = async {
+        let options = WebOptions::parse(&options)?;
+        let store = OpfsFlash::new(files);
+        install::ensure(&server, &store, &|manifest| describe(manifest, &options), &Report(on_progress)).await
+    };
+    run.await.map_err(to_js)
+}
+
+struct Report(Function);
+
+impl Observer for Report {
+    fn progress(&self, progress: Progress) {
+        let phase = match progress.phase {
+            Phase::Verify => "verify",
+            Phase::Download => "download",
+        };
+        report(&self.0, phase, progress.done, progress.total);
+    }
+
+    /// The package ends the worker instead.
+    fn aborted(&self) -> bool {
+        false
+    }
+}
+
+fn describe(manifest: &[u8], options: &Options) -> Result<Vec<File>> {
+    let manifest = Manifest::parse(manifest)?;
+    let smallest = smallest_budget(&manifest, options)?;
+    if let Some(budget) = options.budget
+        && budget < smallest
+    {
+        return Err(Error::Budget { budget, smallest, context: options.context_for(&manifest.config) });
+    }
+    let mut files: Vec<File> = manifest
+        .shards
+        .iter()
+        .map(|shard| File { name: shard.file.clone(), size: shard.bytes, extents: Vec::new() })
+        .collect();
+    for extent in &manifest.extents {
+        let extents = &mut files[extent.shard].extents;
+        extents.push(Extent { offset: extent.offset, len: extent.bytes, hash: extent.hash.0 });
+    }
+    for file in &mut files {
+        file.extents.sort_unstable_by_key(|e| e.offset);
+    }
+    files.extend(manifest.files.iter().map(|file| {
+        let whole = Extent { offset: 0, len: file.bytes, hash: file.hash.0 };
+        // An empty file has nothing to check.
+        let extents = if file.bytes == 0 { Vec::new() } else { vec![whole] };
+        File { name: file.file.clone(), size: file.bytes, extents }
+    }));
+    Ok(files)
+}

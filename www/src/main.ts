@@ -1,0 +1,205 @@
+// The demo: loads the bundled model and chats with it.
+//
+// `?backend=auto|gpu|cpu`, `?budget=64MiB` and `?model=ADDRESS` choose how. For tests, elements are named by
+// `data-testid`, and the body's `data-state` is `loading`, `ready`, `generating` or `failed`.
+
+import { type Engine, OutriderError, createEngine, removeModel } from 'outrider';
+import { Conversation } from './conversation.js';
+import { byId } from './dom.js';
+import { rate } from './format.js';
+import { hideProgress, showProgress } from './loading.js';
+import { setUpPanel, showStats } from './panel.js';
+
+type State = 'loading' | 'ready' | 'generating' | 'failed';
+type Backend = 'auto' | 'gpu' | 'cpu';
+
+const BUDGETS = ['', '16MiB', '24MiB', '32MiB', '64MiB', '128MiB', '256MiB'];
+const STATS_MS = 250;
+
+const composer = byId<HTMLFormElement>('composer');
+const input = byId<HTMLTextAreaElement>('input');
+const send = byId<HTMLButtonElement>('send');
+const stop = byId<HTMLButtonElement>('stop');
+const failure = byId('failure');
+const budgetChoice = byId<HTMLSelectElement>('budget-choice');
+const backendChoice = byId<HTMLSelectElement>('backend-choice');
+
+const address = new URL(location.href);
+const model = new URL(address.searchParams.get('model') ?? 'models/concierge/', document.baseURI);
+const conversation = new Conversation();
+let engine: Engine | undefined;
+let loading: AbortController | undefined;
+let reply: AbortController | undefined;
+/** Whether a question was asked before the model was there. */
+let waiting = false;
+
+function setState(state: State): void {
+  document.body.dataset['state'] = state;
+  send.disabled = waiting;
+  send.hidden = state === 'generating';
+  stop.hidden = state !== 'generating';
+  if (state !== 'failed') failure.hidden = true;
+}
+
+function fail(error: unknown): void {
+  hideProgress();
+  const text = error instanceof Error ? error.message : String(error);
+  byId('failure-text').textContent = text.charAt(0).toUpperCase() + text.slice(1) + '.';
+  failure.dataset['code'] = error instanceof OutriderError ? error.code : 'unknown';
+  failure.hidden = false;
+  setState('failed');
+}
+
+async function load(): Promise<void> {
+  const control = new AbortController();
+  loading?.abort();
+  loading = control;
+  reply?.abort();
+  const previous = engine;
+  engine = undefined;
+  setState('loading');
+  showProgress({ phase: 'open', done: 0, total: 0 });
+  await previous?.dispose();
+  if (control.signal.aborted) return;
+  try {
+    const budget = budgetChoice.value;
+    const made = await createEngine({
+      model,
+      backend: backendChoice.value as Backend,
+      ...(budget && { memoryBudget: budget }),
+      signal: control.signal,
+      onProgress: (progress) => !control.signal.aborted && showProgress(progress),
+    });
+    if (control.signal.aborted) return void made.dispose();
+    engine = made;
+    void made.closed.then((error) => {
+      if (engine !== made) return;
+      engine = undefined;
+      fail(error);
+    });
+    showStats(await made.stats());
+    hideProgress();
+    setState('ready');
+  } catch (error) {
+    if (!control.signal.aborted) fail(error);
+    return;
+  }
+  if (waiting) await answer();
+}
+
+/** Sends a question, at once or when the model is there. */
+function ask(question: string): void {
+  const text = question.trim();
+  if (!text || reply || waiting) return;
+  input.value = '';
+  conversation.addUser(text);
+  waiting = true;
+  send.disabled = true;
+  if (engine) void answer();
+}
+
+async function answer(): Promise<void> {
+  if (!engine) return;
+  waiting = false;
+  const current = engine;
+  const control = new AbortController();
+  reply = control;
+  setState('generating');
+  const shown = conversation.beginReply();
+  const poll = setInterval(() => void refresh(current), STATS_MS);
+  let foot = '';
+  try {
+    const stream = current.chat.completions.create(
+      { messages: conversation.messages, stream: true, temperature: 0, max_tokens: 256 },
+      { signal: control.signal },
+    );
+    for await (const chunk of stream) {
+      const choice = chunk.choices[0];
+      if (choice?.delta.content) shown.add(choice.delta.content);
+      if (choice?.finish_reason === 'length') foot = 'The reply reached its longest length.';
+    }
+  } catch (error) {
+    if (control.signal.aborted) foot = 'Stopped.';
+    else if (engine === current && error instanceof OutriderError && error.code === 'context') foot = `${error.message}.`;
+    else if (engine === current) fail(error);
+  } finally {
+    clearInterval(poll);
+    reply = undefined;
+  }
+  const speed = (await refresh(current))?.speed.decode ?? 0;
+  shown.finish([foot, speed > 0 ? `${rate(speed)} tokens/s` : ''].filter(Boolean).join(' '));
+  if (engine === current && document.body.dataset['state'] === 'generating') setState('ready');
+}
+
+async function refresh(of: Engine) {
+  try {
+    const stats = await of.stats();
+    if (of === engine) showStats(stats);
+    return stats;
+  } catch {
+    // The engine is gone, which is reported where it matters.
+    return undefined;
+  }
+}
+
+function choose(name: 'budget' | 'backend', value: string, absent: string): void {
+  if (value === absent) address.searchParams.delete(name);
+  else address.searchParams.set(name, value);
+  history.replaceState(null, '', address);
+  void load();
+}
+
+function setUpChoices(): void {
+  const budget = address.searchParams.get('budget') ?? '';
+  for (const value of BUDGETS.includes(budget) ? BUDGETS : [...BUDGETS, budget]) {
+    budgetChoice.add(new Option(value ? value.replace(/(?<=\d)(?=[a-z])/i, ' ') : 'Whole model', value));
+  }
+  budgetChoice.value = budget;
+  const backend = address.searchParams.get('backend') ?? 'auto';
+  backendChoice.value = ['gpu', 'cpu'].includes(backend) ? backend : 'auto';
+  budgetChoice.addEventListener('change', () => choose('budget', budgetChoice.value, ''));
+  backendChoice.addEventListener('change', () => choose('backend', backendChoice.value, 'auto'));
+}
+
+composer.addEventListener('submit', (event) => {
+  event.preventDefault();
+  ask(input.value);
+});
+input.addEventListener('keydown', (event) => {
+  // Enter sends, Shift+Enter breaks the line; while an input method composes, Enter belongs to it.
+  if (event.key === 'Enter' && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    composer.requestSubmit();
+  }
+});
+stop.addEventListener('click', () => {
+  reply?.abort();
+  input.focus();
+});
+byId('clear').addEventListener('click', () => {
+  reply?.abort();
+  waiting = false;
+  send.disabled = false;
+  conversation.clear();
+  input.focus();
+});
+byId('retry').addEventListener('click', () => void load());
+byId('forget').addEventListener('click', async () => {
+  const previous = engine;
+  engine = undefined;
+  loading?.abort();
+  await previous?.dispose();
+  try {
+    await removeModel(model);
+    fail(new Error('the model was deleted from this browser; try again to download it'));
+  } catch (error) {
+    fail(error);
+  }
+});
+for (const suggestion of document.querySelectorAll<HTMLButtonElement>('.suggestions button')) {
+  suggestion.addEventListener('click', () => ask(suggestion.textContent ?? ''));
+}
+
+setUpPanel();
+setUpChoices();
+await load();
