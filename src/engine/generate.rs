@@ -22,13 +22,13 @@ pub enum Next {
 
 impl Engine {
     /// Starts a new sequence with `prompt` and generates up to `max_tokens` tokens, each handed to `on_token` as soon
-    /// as it is chosen.
+    /// as it is chosen, together with the engine, whose counters can be read there.
     pub async fn generate(
         &mut self,
         prompt: &[u32],
         sampler: &mut Sampler,
         max_tokens: usize,
-        mut on_token: impl FnMut(u32) -> Next,
+        mut on_token: impl FnMut(&Engine, u32) -> Next,
     ) -> Result<End> {
         if prompt.is_empty() {
             return Err(Error::Request("the prompt is empty".to_owned()));
@@ -40,7 +40,7 @@ impl Engine {
         let mut logits = self.forward(prompt, Want::Last, None).await?;
         for n in 1..=max_tokens {
             let token = sampler.sample(&logits)?;
-            if on_token(token) == Next::Stop {
+            if on_token(self, token) == Next::Stop {
                 return Ok(End::Stopped);
             }
             if n == max_tokens || self.position() >= self.context() {

@@ -1,6 +1,6 @@
 //! A loaded model, as the engine worker holds it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use js_sys::Function;
@@ -36,9 +36,11 @@ pub struct WebEngine {
     chat: Chat,
     stop: Stop,
     model: String,
-    /// What the engine had counted when it was ready for its first request.
+    /// What does not change, as JSON.
+    fixed: Value,
+    /// What the engine had counted when it was ready for its first request, and by now.
     before: Counters,
-    shown: RefCell<Value>,
+    counters: Cell<Counters>,
     speed: RefCell<Speed>,
 }
 
@@ -59,7 +61,7 @@ impl WebEngine {
         };
         self.stop.clear();
         let result = self.answer(&mut engine, &request, &on_chunk).await;
-        self.show(&engine);
+        self.counters.set(engine.counters());
         self.engine.replace(Some(engine));
         heal(&self.store, result).await.map_err(to_js)
     }
@@ -71,9 +73,12 @@ impl WebEngine {
 
     /// The package's `Stats`, as JSON.
     pub fn stats(&self) -> String {
-        let mut stats = self.shown.borrow().clone();
-        let speed = self.speed.borrow();
+        let mut stats = self.fixed.clone();
+        let (before, counters, speed) = (&self.before, self.counters.get(), self.speed.borrow());
         stats["speed"] = json!({ "prefill": speed.prefill(), "decode": speed.decode() });
+        stats["pool"]["hits"] = json!(counters.pool.hits - before.pool.hits);
+        stats["pool"]["misses"] = json!(counters.pool.misses - before.pool.misses);
+        stats["pool"]["bytesRead"] = json!(counters.expert_bytes - before.expert_bytes);
         stats["memory"]["wasm"] = json!(wasm_bytes());
         stats.to_string()
     }
@@ -100,7 +105,8 @@ impl WebEngine {
         send(Delta::start(), None, None)?;
         let mut failed = Ok(());
         engine
-            .generate(&prompt, &mut sampler, room, |token| {
+            .generate(&prompt, &mut sampler, room, |engine, token| {
+                self.counters.set(engine.counters());
                 self.speed.borrow_mut().token();
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
                     true => Ok(()),
@@ -131,11 +137,6 @@ impl WebEngine {
         }
         Ok(String::new())
     }
-
-    /// Takes down what there is to know about the engine while a call uses it.
-    fn show(&self, engine: &Engine) {
-        self.shown.replace(describe(engine, &self.before));
-    }
 }
 
 async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function) -> Result<WebEngine> {
@@ -151,12 +152,13 @@ async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function) -> Re
     engine.reset()?;
     let before = engine.counters();
     Ok(WebEngine {
-        shown: RefCell::new(describe(&engine, &before)),
+        fixed: describe(&engine),
         stop: engine.stop_flag(),
         engine: RefCell::new(Some(engine)),
         store,
         chat,
         model,
+        counters: Cell::new(before),
         before,
         speed: RefCell::default(),
     })
@@ -197,19 +199,13 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|e| Error::format("reply", e))
 }
 
-fn describe(engine: &Engine, before: &Counters) -> Value {
-    let (info, ledger, counters) = (engine.backend_info(), engine.ledger(), engine.counters());
+fn describe(engine: &Engine) -> Value {
+    let (info, ledger) = (engine.backend_info(), engine.ledger());
     let experts: usize = engine.plan().layers.iter().filter_map(|l| l.moe).map(|m| m.experts).sum();
     json!({
         "backend": { "kind": info.kind, "detail": info.detail },
         "memory": { "budget": ledger.budget, "total": ledger.total(), "entries": ledger.entries },
-        "pool": {
-            "slots": engine.slots(),
-            "experts": experts,
-            "hits": counters.pool.hits - before.pool.hits,
-            "misses": counters.pool.misses - before.pool.misses,
-            "bytesRead": counters.expert_bytes - before.expert_bytes,
-        },
+        "pool": { "slots": engine.slots(), "experts": experts },
         "context": engine.context(),
         "notices": engine.notices(),
     })
