@@ -21,6 +21,31 @@ impl fmt::Display for Size {
     }
 }
 
+impl std::str::FromStr for Size {
+    type Err = String;
+
+    /// `64MiB`, `1.5 GiB`, `500MB`, `4096`. Units of a thousand and of 1024, of either case.
+    fn from_str(s: &str) -> Result<Size, String> {
+        let digits = s.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(s.len());
+        let (number, unit) = s.split_at(digits);
+        let factor: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" => 1000,
+            "m" | "mb" => 1_000_000,
+            "g" | "gb" => 1_000_000_000,
+            "kib" => 1 << 10,
+            "mib" => 1 << 20,
+            "gib" => 1 << 30,
+            _ => return Err(format!("`{unit}` is not a unit of size; use one such as MiB, GiB or MB")),
+        };
+        let bytes = match number.parse::<u64>() {
+            Ok(whole) => whole.checked_mul(factor),
+            Err(_) => number.parse::<f64>().ok().map(|n| n * factor as f64).filter(|n| *n < 1e18).map(|n| n as u64),
+        };
+        bytes.map(Size).ok_or_else(|| format!("`{s}` is not a size; write one such as 64MiB"))
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -34,6 +59,8 @@ pub enum Error {
     Truncated { path: String, expected: u64, actual: u64 },
     #[error("bytes {offset}..{} of {path} do not match their hash; run `outrider verify`, then download that file again", .offset + .len)]
     Corrupt { path: String, offset: u64, len: u64 },
+    #[error("{parts} parts of the pack are bad; download or copy again: {files}")]
+    BadPack { parts: usize, files: String },
     #[error("the pack has format version {found}, this build reads {supported}; update Outrider or repack the model")]
     Version { found: u64, supported: u64 },
     #[error("the file is not a valid {what}: {reason}")]
@@ -92,6 +119,7 @@ impl Error {
             Error::Network { .. } => "network",
             Error::Truncated { .. } => "truncated",
             Error::Corrupt { .. } => "corrupt",
+            Error::BadPack { .. } => "bad_pack",
             Error::Version { .. } => "version",
             Error::Format { .. } => "format",
             Error::UnknownArchitecture { .. } => "unknown_architecture",
@@ -124,5 +152,29 @@ impl Error {
 
     pub fn format(what: &'static str, reason: impl fmt::Display) -> Error {
         Error::Format { what, reason: reason.to_string() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Size;
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let good = [
+            ("64MiB", 64 << 20),
+            ("3GiB", 3 << 30),
+            ("500MB", 500_000_000),
+            ("1.5 gib", 3 << 29),
+            ("24m", 24_000_000),
+            ("4096", 4096),
+            ("0", 0),
+        ];
+        for (text, bytes) in good {
+            assert_eq!(text.parse(), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "MiB", "-1", "1.2.3", "5 parsecs", "99999999999GiB", "1e30", "NaN", "inf"] {
+            assert!(text.parse::<Size>().is_err(), "{text}");
+        }
     }
 }

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::engine::sampler::Sampling;
 use crate::error::{Error, Result};
 use crate::model::tokenizer::Tokenizer;
+use crate::pack::Pack;
 use openai::ChatRequest;
 use reply::{Reply, Rules};
 use template::{ChatTemplate, Inputs};
@@ -134,6 +135,17 @@ impl Chat {
         };
         defaults.check().map_err(|e| Error::format("generation_config.json", e))?;
         Ok(Chat { tokenizer, template, stop_tokens, special_tokens, defaults, max_tokens: generation.max_new_tokens })
+    }
+
+    /// From the files in a pack. [`Error::MissingFile`] if it has no tokenizer.
+    pub async fn of_pack(pack: &Pack) -> Result<Chat> {
+        let missing = || Error::MissingFile { file: "tokenizer.json".to_owned() };
+        Chat::new(Files {
+            tokenizer: &pack.file("tokenizer.json").await?.ok_or_else(missing)?,
+            tokenizer_config: pack.file("tokenizer_config.json").await?.as_deref(),
+            generation_config: pack.file("generation_config.json").await?.as_deref(),
+            chat_template: pack.file("chat_template.jinja").await?.as_deref(),
+        })
     }
 
     pub fn tokenizer(&self) -> &Tokenizer {

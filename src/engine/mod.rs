@@ -6,8 +6,8 @@ pub mod ledger;
 mod load;
 pub mod sampler;
 
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
 use futures_util::stream;
@@ -21,21 +21,21 @@ use ledger::{Ledger, READS_IN_FLIGHT};
 
 pub use load::{BackendChoice, Options, smallest_budget};
 
-/// Asks a running call to stop. Clones share one flag.
+/// Asks a running call to stop. Clones share one flag; a signal handler may hold one.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Rc<Cell<bool>>);
+pub struct Stop(Arc<AtomicBool>);
 
 impl Stop {
     pub fn stop(&self) {
-        self.0.set(true);
+        self.0.store(true, Ordering::Relaxed);
     }
 
     pub fn clear(&self) {
-        self.0.set(false);
+        self.0.store(false, Ordering::Relaxed);
     }
 
     fn check(&self) -> Result<()> {
-        if self.0.get() { Err(Error::Aborted) } else { Ok(()) }
+        if self.0.load(Ordering::Relaxed) { Err(Error::Aborted) } else { Ok(()) }
     }
 }
 

@@ -12,6 +12,8 @@ pub mod opfs;
 #[cfg(not(target_arch = "wasm32"))]
 pub use file::FileFlash;
 #[cfg(not(target_arch = "wasm32"))]
+pub(crate) use file::OpenFile;
+#[cfg(not(target_arch = "wasm32"))]
 pub use http::HttpFlash;
 pub use memory::MemoryFlash;
 

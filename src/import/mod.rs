@@ -1,99 +1,196 @@
-//! Checkpoints to packs: safetensors in, one tensor at a time.
+//! From checkpoints to packs, and back.
 
-mod checkpoint;
-mod qwen3_5_moe;
+mod files;
+mod safetensors;
+mod source;
 mod unpack;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-use serde_json::Value;
-
-pub use checkpoint::{Checkpoint, Tensor};
+pub use safetensors::Checkpoint;
+pub use source::Precision;
 pub use unpack::unpack;
 
-use crate::error::{Error, Result};
-use crate::flash::{FileFlash, HttpFlash};
-use crate::pack::{DirectorySink, MANIFEST, Manifest, MemorySink, Pack, Sink};
-use crate::tensor::DType;
+use crate::error::{Error, Result, Size};
+use crate::flash::{FileFlash, Flash, HttpFlash};
+use crate::model::plan::WeightKind;
+use crate::model::{self, Tensors};
+use crate::pack::{
+    FileEntry, Hash, Identity, MANIFEST, Manifest, MemorySink, Pack, PackWriter, Quantisation, Sink, check_file_name,
+};
+use crate::tensor::encode;
+use source::Source;
 
-/// Files that are copied into a pack when a checkpoint has them.
-const FILES: [&str; 8] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "README.md",
-    "LICENSE",
-    "LICENSE.txt",
-    "NOTICE",
-];
+/// Largest checkpoint that is packed in memory when it is opened as it is.
+const MAX_IN_MEMORY: u64 = 8 << 30;
+/// Embedding rows read at once.
+const ROWS: usize = 4096;
 
-/// How to store a checkpoint.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Type of the routed experts; `None` keeps what the checkpoint has (bf16 becomes f32, so that nothing is lost).
-    pub experts: Option<DType>,
-    /// Type of the other matrices and of the embedding; `None` as for the experts.
-    pub core: Option<DType>,
-    /// Bytes a shard file has at most.
+pub struct PackOptions {
+    pub precision: Precision,
+    /// Bytes a shard file may have.
     pub max_shard: u64,
+    /// Name of the model; `None` for that of the checkpoint's directory.
     pub name: Option<String>,
     pub licence: Option<String>,
+    /// Files to copy beside those of the checkpoint; they take the place of any of the same name.
+    pub include: Vec<PathBuf>,
+    /// Whether the checkpoint's files are hashed to name the source.
+    pub provenance: bool,
 }
 
-impl Default for Options {
-    fn default() -> Options {
-        Options { experts: None, core: None, max_shard: 1 << 30, name: None, licence: None }
+impl PackOptions {
+    pub fn new(precision: Precision) -> PackOptions {
+        PackOptions { precision, max_shard: 1 << 30, name: None, licence: None, include: vec![], provenance: true }
     }
 }
 
-/// Packs the checkpoint directory `from` into the directory `to`. `on_progress(done, total)` counts bytes of the
-/// checkpoint. A pack that could not be finished leaves nothing behind.
-pub fn pack(
-    from: &Path,
-    to: &Path,
-    replace: bool,
-    options: &Options,
-    on_progress: &mut dyn FnMut(u64, u64),
-) -> Result<Manifest> {
-    let checkpoint = Checkpoint::open(from)?;
-    let sink = DirectorySink::new(to, replace)?;
-    Ok(write(&checkpoint, sink, options, on_progress)?.0)
+/// What became of a checkpoint.
+#[derive(Debug)]
+pub struct Packed<P> {
+    pub manifest: Manifest,
+    pub pack: P,
+    /// What the pack lacks, for people.
+    pub notes: Vec<String>,
 }
 
-/// Opens a model wherever it is: a pack directory, a checkpoint directory (packed in memory without loss), or the
-/// http(s) address of a pack.
-pub async fn open_model(model: &str) -> Result<Pack> {
-    if model.starts_with("http://") || model.starts_with("https://") {
-        return Pack::open(Rc::new(HttpFlash::new(model))).await;
+/// Packs a checkpoint, one tensor at a time. `on_progress(done, total)` counts the checkpoint's bytes.
+///
+/// # Errors
+/// [`Error::UnknownArchitecture`], [`Error::MissingTensor`] and [`Error::Format`] for checkpoints that are not complete
+/// or do not fit their configuration, [`Error::Encode`] for weights a type cannot hold.
+pub fn pack_checkpoint<S: Sink>(
+    checkpoint: &Checkpoint,
+    options: &PackOptions,
+    sink: S,
+    mut on_progress: impl FnMut(u64, u64),
+) -> Result<Packed<S::Pack>> {
+    let source = Source::new(checkpoint, options.precision);
+    let architecture = model::architecture(checkpoint.config())?;
+    // The plan names every tensor the model needs and checks its shape against the configuration.
+    let plan = model::plan_for(checkpoint.config(), &source)?;
+    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+    let expert_dtype = plan.expert.and(source.expert_dtype());
+
+    let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();
+    let total = if options.provenance { 2 * bytes } else { bytes };
+    let mut done = 0;
+    let mut advance = |bytes: u64| {
+        done += bytes;
+        on_progress(done.min(total), total);
+    };
+    let mut provenance = Vec::new();
+    for (file, bytes) in checkpoint.files().filter(|_| options.provenance) {
+        let mut hasher = blake3::Hasher::new();
+        checkpoint.read_file(file, |piece| {
+            hasher.update(piece);
+            advance(piece.len() as u64);
+        })?;
+        provenance.push(FileEntry { file: file.to_owned(), bytes, hash: Hash(hasher.finalize().into()) });
     }
-    let dir = Path::new(model);
-    if dir.join(MANIFEST).is_file() {
-        return Pack::open(Rc::new(FileFlash::open(dir)?)).await;
+
+    let identity = Identity {
+        name: options.name.clone().unwrap_or_else(|| directory_name(checkpoint.dir())),
+        licence: options.licence.clone(),
+        architecture: architecture.to_owned(),
+        config: checkpoint.config().clone(),
+        quantisation: Quantisation { core: source.main_dtype()?, experts: expert_dtype },
+        provenance,
+    };
+    let embedding = source.embedding(&plan)?;
+    let shape = plan.expert.map(|shape| (shape, experts));
+    let mut writer = PackWriter::new(sink, identity, embedding, shape, options.max_shard)?;
+
+    for weight in &plan.weights {
+        let (name, from) = (&weight.tensor, source.name_of(&weight.tensor));
+        let tensor = checkpoint.tensor(from)?;
+        let values = checkpoint.values(from, 0, tensor.len())?;
+        match weight.kind {
+            WeightKind::Matrix(layout) => writer.matrix(name, &layout, &encode(&layout, name, &values)?)?,
+            WeightKind::Vector { .. } => writer.vector(name, &tensor.shape, &values)?,
+        }
+        advance(tensor.bytes());
+    }
+    for first in (0..embedding.rows).step_by(ROWS) {
+        let rows = ROWS.min(embedding.rows - first);
+        let values = checkpoint.values(source::EMBEDDING, first * embedding.cols, rows * embedding.cols)?;
+        for row in values.chunks_exact(embedding.cols) {
+            writer.embedding_rows(&encode(&embedding.row(), source::EMBEDDING, row)?)?;
+        }
+    }
+    advance(checkpoint.tensor(source::EMBEDDING)?.bytes());
+    if let Some(shape) = plan.expert {
+        for (layer, moe) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?))) {
+            for expert in 0..moe.experts {
+                let mut extent = Vec::with_capacity(shape.bytes());
+                let matrices = source.expert(&shape, layer, expert)?;
+                let named = source::expert_names(layer, expert);
+                for ((values, layout), name) in matrices.iter().zip([shape.gate, shape.up, shape.down]).zip(&named) {
+                    extent.extend(encode(&layout, name, values)?);
+                }
+                writer.expert(layer, &extent)?;
+            }
+            advance(source.expert_bytes(layer));
+        }
+    }
+    let notes = copy_files(checkpoint.dir(), &options.include, &mut writer)?;
+    let (manifest, pack) = writer.finish()?;
+    on_progress(total, total);
+    Ok(Packed { manifest, pack, notes })
+}
+
+fn copy_files<S: Sink>(dir: &Path, include: &[PathBuf], writer: &mut PackWriter<S>) -> Result<Vec<String>> {
+    let files = files::collect(dir, include)?;
+    for (name, bytes) in &files {
+        check_file_name(name)?;
+        writer.file(name, bytes)?;
+    }
+    let lacks = |file: &str| !files.contains_key(file);
+    let mut notes = Vec::new();
+    if lacks(files::TOKENIZER) {
+        notes.push(format!("{} has no {}: the pack takes token ids only", dir.display(), files::TOKENIZER));
+    }
+    Ok(notes)
+}
+
+fn directory_name(dir: &Path) -> String {
+    let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    absolute.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
+}
+
+/// Opens a model wherever it is: a pack's directory, a checkpoint's directory, which is packed in memory without loss,
+/// or the http(s) address of a pack.
+///
+/// # Errors
+/// [`Error::Request`] for a directory that is neither, or a checkpoint too large for memory; those of [`Pack::open`] and
+/// [`pack_checkpoint`].
+pub async fn open_model(location: &str) -> Result<Pack> {
+    if location.starts_with("http://") || location.starts_with("https://") {
+        return Pack::open(Rc::new(HttpFlash::new(location))).await;
+    }
+    let dir = Path::new(location);
+    let flash = FileFlash::open(dir)?;
+    if dir.join(MANIFEST).exists() {
+        return Pack::open(Rc::new(flash)).await;
+    }
+    if !dir.join("config.json").exists() {
+        return Err(Error::Request(format!(
+            "`{location}` holds neither a pack ({MANIFEST}) nor a checkpoint (config.json and safetensors)"
+        )));
     }
     let checkpoint = Checkpoint::open(dir)?;
-    let (_, flash) = write(&checkpoint, MemorySink::default(), &Options::default(), &mut |_, _| {})?;
-    let pack = Pack::open(Rc::new(flash)).await?;
+    let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();
+    if bytes > MAX_IN_MEMORY {
+        let reason = format!("the checkpoint has {}; pack it first: outrider pack {location} -o PACK", Size(bytes));
+        return Err(Error::Request(reason));
+    }
+    let options = PackOptions { provenance: false, ..PackOptions::new(Precision::Lossless) };
+    let packed = pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ())?;
+    let flash: Rc<dyn Flash> = Rc::new(packed.pack);
+    let pack = Pack::open(flash).await?;
+    // Hashed a moment ago, when it was written.
     pack.set_verified();
     Ok(pack)
-}
-
-fn write<S: Sink>(
-    checkpoint: &Checkpoint,
-    sink: S,
-    options: &Options,
-    on_progress: &mut dyn FnMut(u64, u64),
-) -> Result<(Manifest, S::Pack)> {
-    match crate::model::architecture(&checkpoint.config)? {
-        "qwen3_5_moe_text" => qwen3_5_moe::write(checkpoint, sink, options, on_progress),
-        other => Err(Error::UnknownArchitecture { name: other.to_owned(), supported: "qwen3_5_moe_text".to_owned() }),
-    }
-}
-
-fn dimension(config: &Value, name: &str) -> Result<usize> {
-    let value = config.get(name).and_then(Value::as_u64).filter(|n| (1..=1 << 20).contains(n));
-    value
-        .map(|n| n as usize)
-        .ok_or_else(|| Error::format("config.json", format!("`{name}` is missing or out of range")))
 }

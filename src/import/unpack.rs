@@ -1,93 +1,154 @@
-//! A pack back to a checkpoint: every weight as the runtime sees it, in float32 safetensors.
+//! From a pack back to a checkpoint.
 
-use std::borrow::Cow;
-use std::path::Path;
+use std::collections::HashMap;
 
-use safetensors::tensor::{Dtype, View};
+use safetensors::Dtype;
+use safetensors::tensor::{Metadata, TensorInfo};
+use serde_json::Value;
 
+use super::source::{EMBEDDING, HEAD, expert_names};
 use crate::error::{Error, Result};
-use crate::pack::{Kind, Pack};
+use crate::model::text_config;
+use crate::pack::{Pack, Sink};
 use crate::tensor::{Layout, decode_row};
 
-struct Values {
+const WEIGHTS: &str = "model.safetensors";
+/// Embedding rows decoded at once.
+const ROWS: usize = 1024;
+
+/// One tensor of the checkpoint and where its values come from.
+struct Item {
+    name: String,
     shape: Vec<usize>,
-    bytes: Vec<u8>,
+    from: From,
 }
 
-impl View for &Values {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
+enum From {
+    Core,
+    Embedding,
+    /// The expert's `part`: gate, up or down.
+    Expert {
+        layer: usize,
+        expert: usize,
+        part: usize,
+    },
+}
 
-    fn shape(&self) -> &[usize] {
-        &self.shape
+/// Writes a pack's weights, decoded to f32, as a checkpoint with the names it came from, beside its configuration and
+/// files. `on_progress(done, total)` counts the bytes written.
+pub async fn unpack<S: Sink>(pack: &Pack, mut sink: S, mut on_progress: impl FnMut(u64, u64)) -> Result<S::Pack> {
+    let manifest = pack.manifest();
+    let items = items(pack);
+    let total: u64 = items.iter().map(|i| 4 * i.shape.iter().product::<usize>() as u64).sum();
+    sink.append(WEIGHTS, &header(&items)?)?;
+    let mut done = 0;
+    // The three parts of an expert follow one another and are read at once.
+    let mut last = (None, Vec::new());
+    for item in &items {
+        match item.from {
+            From::Core => {
+                let bytes = pack.core(&item.name).await?;
+                let decoded = match pack.core_layout(&item.name)?.layout() {
+                    Some(layout) => decode(&layout, &bytes),
+                    None => bytes,
+                };
+                sink.append(WEIGHTS, &decoded)?;
+            }
+            From::Embedding => {
+                let ids: Vec<u32> = (0..manifest.embedding.rows as u32).collect();
+                for ids in ids.chunks(ROWS) {
+                    sink.append(WEIGHTS, &to_bytes(&pack.embedding_rows(ids).await?))?;
+                }
+            }
+            From::Expert { layer, expert, part } => {
+                if last.0 != Some((layer, expert)) {
+                    last = (Some((layer, expert)), pack.expert(layer, expert).await?.into_vec());
+                }
+                let shape = manifest.experts.as_ref().expect("listed with the experts").shape();
+                let layout = [shape.gate, shape.up, shape.down][part];
+                sink.append(WEIGHTS, &decode(&layout, &last.1[shape.offsets()[part]..][..layout.bytes()]))?;
+            }
+        }
+        done += 4 * item.shape.iter().product::<usize>() as u64;
+        on_progress(done, total);
     }
+    let config = serde_json::to_vec_pretty(&config(&manifest.config)).expect("a JSON value");
+    sink.append("config.json", &config)?;
+    for entry in &manifest.files {
+        let bytes = pack.file(&entry.file).await?;
+        sink.append(&entry.file, &bytes.ok_or_else(|| Error::MissingFile { file: entry.file.clone() })?)?;
+    }
+    sink.finish()
+}
 
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.bytes)
-    }
+/// A tied head is stored for the kernels' sake and is not part of the checkpoint.
+fn tied(config: &Value) -> bool {
+    [config, text_config(config)].iter().any(|c| c["tie_word_embeddings"] == Value::Bool(true))
+}
 
-    fn data_len(&self) -> usize {
-        self.bytes.len()
+/// The language model's configuration, saying that weights are f32 now.
+fn config(full: &Value) -> Value {
+    let mut config = text_config(full).clone();
+    if let Some(fields) = config.as_object_mut() {
+        fields.remove("torch_dtype");
+        fields.insert("dtype".into(), "float32".into());
+        if tied(full) {
+            fields.insert("tie_word_embeddings".into(), true.into());
+        }
     }
+    config
+}
+
+fn items(pack: &Pack) -> Vec<Item> {
+    let manifest = pack.manifest();
+    let embedding = &manifest.embedding;
+    let mut items =
+        vec![Item { name: EMBEDDING.into(), shape: vec![embedding.rows, embedding.cols], from: From::Embedding }];
+    for (name, tensor) in manifest.core.iter().filter(|(name, _)| *name != HEAD || !tied(&manifest.config)) {
+        items.push(Item { name: name.clone(), shape: tensor.shape.clone(), from: From::Core });
+    }
+    let Some(experts) = &manifest.experts else { return items };
+    let shape = experts.shape();
+    for (layer, extents) in experts.layers.iter().enumerate() {
+        for expert in 0..extents.as_ref().map_or(0, Vec::len) {
+            let parts = expert_names(layer, expert).into_iter().zip([shape.gate, shape.up, shape.down]);
+            items.extend(parts.enumerate().map(|(part, (name, layout))| Item {
+                name,
+                shape: vec![layout.rows, layout.cols],
+                from: From::Expert { layer, expert, part },
+            }));
+        }
+    }
+    items
+}
+
+fn header(items: &[Item]) -> Result<Vec<u8>> {
+    let mut at = 0usize;
+    let mut infos = Vec::with_capacity(items.len());
+    for item in items {
+        let end = item.shape.iter().try_fold(4usize, |a, n| a.checked_mul(*n)).and_then(|n| at.checked_add(n));
+        let end = end.ok_or_else(|| Error::format("pack", "its tensors overflow a file"))?;
+        let info = TensorInfo { dtype: Dtype::F32, shape: item.shape.clone(), data_offsets: (at, end) };
+        infos.push((item.name.clone(), info));
+        at = end;
+    }
+    let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(about), infos).map_err(|e| Error::format("pack", e))?;
+    let mut json = serde_json::to_vec(&metadata).expect("a header has string keys only");
+    json.resize(json.len().next_multiple_of(8), b' ');
+    Ok([&(json.len() as u64).to_le_bytes()[..], &json].concat())
 }
 
 fn decode(layout: &Layout, bytes: &[u8]) -> Vec<u8> {
-    let mut values = vec![0.0; layout.rows * layout.cols];
-    for (row, out) in values.chunks_exact_mut(layout.cols).enumerate() {
-        decode_row(layout, bytes, row, out);
+    let mut row = vec![0.0; layout.cols];
+    let mut out = Vec::with_capacity(layout.rows * layout.cols * 4);
+    for r in 0..layout.rows {
+        decode_row(layout, bytes, r, &mut row);
+        out.extend(to_bytes(&row));
     }
-    bytemuck::cast_slice(&values).to_vec()
+    out
 }
 
-/// Writes the pack's weights to `to/model.safetensors`, with its configuration and files, so that the directory is a
-/// checkpoint again. `to` must be empty or not exist.
-pub async fn unpack(pack: &Pack, to: &Path) -> Result<()> {
-    if to.read_dir().is_ok_and(|mut entries| entries.next().is_some()) {
-        return Err(Error::Request(format!("{} is not empty; choose another directory", to.display())));
-    }
-    std::fs::create_dir_all(to).map_err(Error::io(to.display()))?;
-    let manifest = pack.manifest();
-    let mut tensors: Vec<(String, Values)> = Vec::new();
-    for (name, tensor) in &manifest.core {
-        let bytes = pack.core(name).await?;
-        let values = match (tensor.kind, tensor.layout()) {
-            (Kind::Matrix, Some(layout)) => decode(&layout, &bytes),
-            _ => bytes[..4 * tensor.len()].to_vec(),
-        };
-        tensors.push((name.clone(), Values { shape: tensor.shape.clone(), bytes: values }));
-    }
-    let e = &manifest.embedding;
-    let ids: Vec<u32> = (0..e.rows as u32).collect();
-    let rows = bytemuck::cast_slice(&pack.embedding_rows(&ids).await?).to_vec();
-    tensors.push(("model.embed_tokens.weight".into(), Values { shape: vec![e.rows, e.cols], bytes: rows }));
-    if let Some(experts) = &manifest.experts {
-        let shape = experts.shape();
-        let parts = [("gate", shape.gate), ("up", shape.up), ("down", shape.down)];
-        for (layer, _) in experts.layers.iter().enumerate().filter(|(_, l)| l.is_some()) {
-            for expert in 0..experts.count {
-                let extent = pack.expert(layer, expert).await?.into_vec();
-                for ((part, layout), at) in parts.iter().zip(shape.offsets()) {
-                    let name = format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight");
-                    let values = Values { shape: vec![layout.rows, layout.cols], bytes: decode(layout, &extent[at..]) };
-                    tensors.push((name, values));
-                }
-            }
-        }
-    }
-    let views = tensors.iter().map(|(name, values)| (name, values));
-    safetensors::serialize_to_file(views, None, &to.join("model.safetensors"))
-        .map_err(|e| Error::format("safetensors file", e))?;
-    let config = serde_json::to_vec_pretty(&manifest.config).map_err(|e| Error::format("config.json", e))?;
-    let write = |name: &str, bytes: &[u8]| {
-        let path = to.join(name);
-        std::fs::write(&path, bytes).map_err(Error::io(path.display()))
-    };
-    write("config.json", &config)?;
-    for file in &manifest.files {
-        if let Some(bytes) = pack.file(&file.file).await? {
-            write(&file.file, &bytes)?;
-        }
-    }
-    Ok(())
+fn to_bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }

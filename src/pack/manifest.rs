@@ -289,6 +289,11 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// Files of the pack, the manifest among them.
+    pub fn file_count(&self) -> usize {
+        self.shards.len() + self.files.len() + 1
+    }
+
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a manifest has string keys only")
     }

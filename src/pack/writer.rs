@@ -55,7 +55,6 @@ mod directory {
 
     use super::Sink;
     use crate::error::{Error, Result};
-    use crate::pack::MANIFEST;
 
     /// Writes to a directory beside the target and renames it at the end, so that a crash leaves nothing that looks
     /// like a pack.
@@ -67,19 +66,20 @@ mod directory {
     }
 
     impl DirectorySink {
-        /// Prepares to write `target`. A pack that is already there is replaced at the end if `replace` is given.
+        /// Prepares to write `target`. With `replace`, a directory that holds a file of that name gives way at the end.
         ///
         /// # Errors
         /// [`Error::Request`] if `target` exists and may not be replaced; [`Error::Io`].
-        pub fn new(target: &Path, replace: bool) -> Result<DirectorySink> {
+        pub fn new(target: &Path, replace: Option<&str>) -> Result<DirectorySink> {
             let shown = target.display();
             let name = target.file_name().ok_or_else(|| Error::Request(format!("`{shown}` names no directory")))?;
             if occupied(target)? {
-                if !replace {
+                let Some(marker) = replace else {
                     return Err(Error::Request(format!("`{shown}` exists; choose another, or --force to replace it")));
-                }
-                if !target.join(MANIFEST).is_file() {
-                    return Err(Error::Request(format!("`{shown}` is not a pack and is not replaced")));
+                };
+                if !target.join(marker).is_file() {
+                    let reason = format!("`{shown}` holds no {marker}, so it is something else and is not replaced");
+                    return Err(Error::Request(reason));
                 }
             }
             let partial = target.with_file_name(format!(".{}.partial", name.to_string_lossy()));

@@ -2,17 +2,17 @@
 
 use std::time::Instant;
 
-use clap::Args;
-use outrider::engine::{Engine, Options, Want, sampler};
+use outrider::engine::{Engine, Want, sampler};
 use outrider::error::Result;
 use serde::Serialize;
 
-use crate::common::EngineArgs;
+use crate::model::ModelArgs;
 
-#[derive(Args)]
-pub struct Bench {
-    /// Pack directory, checkpoint directory or http(s) address of a pack
-    model: String,
+/// Measure speed with all and with some of the experts in the pool
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
     /// Parts of the experts that the pool holds, the first the baseline of the ratios
     #[arg(long, value_delimiter = ',', default_value = "1,0.25")]
     pool: Vec<f64>,
@@ -25,8 +25,6 @@ pub struct Bench {
     /// Print one JSON object a line
     #[arg(long)]
     json: bool,
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 #[derive(Serialize)]
@@ -49,15 +47,17 @@ struct Sample {
     decode: f64,
 }
 
-impl Bench {
-    pub async fn run(self) -> Result<()> {
-        let everything = self.engine.load(&self.model).await?.slots();
+pub fn run(args: Args) -> Result<()> {
+    pollster::block_on(args.run())
+}
+
+impl Args {
+    async fn run(self) -> Result<()> {
+        let everything = self.model.load().await?.slots();
         let mut engines = Vec::new();
         for part in &self.pool {
             let slots = (everything as f64 * part).round() as usize;
-            let options = Options { max_slots: Some(slots), ..self.engine.options() };
-            let pack = outrider::import::open_model(&self.model).await?;
-            engines.push(Engine::load(pack, &options, |_, _| {}).await?);
+            engines.push(self.model.with_slots(slots).load().await?);
         }
         let mut samples: Vec<Vec<Sample>> = engines.iter().map(|_| Vec::new()).collect();
         for engine in &mut engines {

@@ -1,95 +1,71 @@
-//! `outrider inspect` and `outrider verify`: what a pack holds, and whether it holds it still.
-
+use std::io::Write;
 use std::path::PathBuf;
-use std::rc::Rc;
 
-use clap::Args;
-use outrider::engine::{BackendChoice, Options, smallest_budget};
-use outrider::error::{Error, Result};
+use outrider::Result;
+use outrider::error::Size;
 use outrider::flash::FileFlash;
-use outrider::pack::{self, Pack};
+use outrider::model;
+use outrider::pack::{Manifest, read_manifest};
 
-use crate::common::shown;
-use crate::pack::progress_bar;
-
-#[derive(Args)]
-pub struct Inspect {
-    /// Pack directory
+/// Show what a pack holds
+#[derive(clap::Args)]
+pub struct Args {
+    /// Directory of the pack
     pack: PathBuf,
-    /// Tokens a conversation can have, for the smallest budget [default: what the model was made for, at most 4096]
-    #[arg(long)]
-    context: Option<usize>,
     /// List every core tensor
     #[arg(long)]
     tensors: bool,
 }
 
-impl Inspect {
-    pub async fn run(self) -> Result<()> {
-        let pack = Pack::open(Rc::new(FileFlash::open(&self.pack)?)).await?;
-        let m = pack.manifest();
-        println!("name          {}", m.name);
-        println!("licence       {}", m.licence.as_deref().unwrap_or("not stated"));
-        println!("architecture  {}", m.architecture);
-        println!("format        {} version {}", m.format, m.version);
-        let core: u64 = m.core.values().map(|t| t.bytes() as u64).sum();
-        println!("core          {} in {} tensors ({})", shown(core), m.core.len(), m.quantisation.core);
-        let e = &m.embedding;
-        println!("embedding     {} in {} rows of {} ({})", shown(e.rows as u64 * e.stride), e.rows, e.cols, e.dtype);
-        if let Some(x) = &m.experts {
+pub fn run(args: Args) -> Result<()> {
+    let flash = FileFlash::open(args.pack)?;
+    let manifest = pollster::block_on(read_manifest(&flash))?;
+    // A closed pipe, as with `| head`, is no failure.
+    let _ = write(&mut std::io::stdout().lock(), &manifest, args.tensors);
+    Ok(())
+}
+
+fn write(out: &mut impl Write, m: &Manifest, tensors: bool) -> std::io::Result<()> {
+    let licence = m.licence.as_deref().unwrap_or("not stated");
+    let core: u64 = m.core.values().map(|t| t.bytes() as u64).sum();
+    let parameters: u64 = m.core.values().map(|t| t.len() as u64).sum();
+    let e = &m.embedding;
+    writeln!(out, "name          {}", m.name)?;
+    writeln!(out, "licence       {licence}")?;
+    writeln!(out, "architecture  {}{}", m.architecture, supported(m))?;
+    writeln!(out, "core          {} tensors, {}, {parameters} values", m.core.len(), Size(core))?;
+    let rows = e.stride * e.rows as u64;
+    writeln!(out, "embedding     {} × {} {}, {}", e.rows, e.cols, e.dtype, Size(rows))?;
+    match &m.experts {
+        Some(x) => {
             let layers = x.layers.iter().flatten().count();
-            let all = (layers * x.count) as u64 * x.stride;
-            let each = shown(x.stride);
-            println!(
-                "experts       {} in {layers} layers of {} experts, {each} each ({})",
-                shown(all),
-                x.count,
-                x.dtype
-            );
+            let all = x.stride * (layers * x.count) as u64;
+            let (count, dtype) = (x.count, x.dtype);
+            writeln!(
+                out,
+                "experts       {layers} layers of {count} × {} {dtype}, {} in all",
+                Size(x.stride),
+                Size(all)
+            )?;
         }
-        println!("files         {}", m.files.iter().map(|f| f.file.as_str()).collect::<Vec<_>>().join(", "));
-        println!("shards        {}", m.shards.iter().map(|s| s.file.as_str()).collect::<Vec<_>>().join(", "));
-        for (backend, name) in [(BackendChoice::Cpu, "CPU"), (BackendChoice::Gpu, "GPU")] {
-            let options = Options { backend, context: self.context, ..Options::default() };
-            match smallest_budget(m, &options) {
-                Ok(bytes) => println!("smallest budget on the {name}: {} ({bytes} bytes)", shown(bytes)),
-                Err(e) => println!("smallest budget on the {name}: {e}"),
-            }
-        }
-        if self.tensors {
-            for (name, t) in &m.core {
-                println!("{name} {:?} {} {}", t.shape, t.dtype, shown(t.bytes() as u64));
-            }
-        }
-        Ok(())
+        None => writeln!(out, "experts       none")?,
     }
-}
-
-#[derive(Args)]
-pub struct Verify {
-    /// Pack directory
-    pack: PathBuf,
-}
-
-impl Verify {
-    pub async fn run(self) -> Result<()> {
-        let flash = FileFlash::open(&self.pack)?;
-        let bar = progress_bar("verifying");
-        let bad = pack::verify(&flash, |p: pack::Progress| {
-            bar.set_length(p.total);
-            bar.set_position(p.done);
-        })
-        .await?;
-        bar.finish_and_clear();
-        for b in &bad {
-            eprintln!("{}: {}", b.what, b.error);
-        }
-        match bad.len() {
-            0 => {
-                println!("{}: every byte is what the manifest says", self.pack.display());
-                Ok(())
-            }
-            n => Err(Error::format("pack", format!("{n} places are bad; download or copy those files again"))),
+    writeln!(out, "shards        {}, {} extents", m.shards.len(), m.extents.len())?;
+    for f in &m.files {
+        writeln!(out, "file          {} {}", f.file, Size(f.bytes))?;
+    }
+    for source in &m.provenance {
+        writeln!(out, "made from     {} {}, blake3 {:?}", source.file, Size(source.bytes), source.hash)?;
+    }
+    writeln!(out, "total         {} ({} bytes)", Size(m.bytes()), m.bytes())?;
+    if tensors {
+        for (name, t) in &m.core {
+            writeln!(out, "{name}  {:?} {} {}", t.shape, t.dtype, Size(t.bytes() as u64))?;
         }
     }
+    Ok(())
+}
+
+fn supported(m: &Manifest) -> &'static str {
+    if model::architecture(&m.config).is_ok() { "" } else { " (this build does not run it)" }
 }

@@ -3,17 +3,17 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use clap::Args;
 use outrider::engine::{Engine, Probe, Want};
 use outrider::error::{Error, Result};
 use safetensors::tensor::{Dtype, TensorView};
 
-use crate::common::EngineArgs;
+use crate::model::ModelArgs;
 
-#[derive(Args)]
-pub struct Logits {
-    /// Pack directory, checkpoint directory or http(s) address of a pack
-    model: String,
+/// Write what the runtime computes for some tokens, to hold it against a reference
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
     /// Token ids, separated by commas
     #[arg(long, value_delimiter = ',', required = true)]
     tokens: Vec<u32>,
@@ -23,8 +23,6 @@ pub struct Logits {
     /// Tokens to continue with, the most likely each time
     #[arg(long, default_value_t = 0)]
     greedy: usize,
-    #[command(flatten)]
-    engine: EngineArgs,
 }
 
 struct Tensor {
@@ -43,9 +41,13 @@ impl Tensor {
     }
 }
 
-impl Logits {
-    pub async fn run(self) -> Result<()> {
-        let mut engine = self.engine.load(&self.model).await?;
+pub fn run(args: Args) -> Result<()> {
+    pollster::block_on(args.run())
+}
+
+impl Args {
+    async fn run(self) -> Result<()> {
+        let mut engine = self.model.load().await?;
         let vocab = engine.plan().vocab;
         if let Some(bad) = self.tokens.iter().find(|t| **t as usize >= vocab) {
             return Err(Error::Request(format!("token {bad} is outside the vocabulary of {vocab}")));

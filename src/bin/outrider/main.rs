@@ -1,18 +1,24 @@
-//! Outrider on the command line.
+//! The command line: packs, checks and runs models.
 
 mod bench;
-mod common;
+mod chat;
+mod eval;
 mod inspect;
 mod logits;
+mod model;
 mod pack;
+mod progress;
+mod unpack;
+mod verify;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
 
 /// Runs Mixture-of-Experts language models that are larger than memory.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, about)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -20,36 +26,33 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Store a checkpoint as a pack
-    Pack(pack::Pack),
-    /// Turn a pack back into a checkpoint, dequantised
-    Unpack(pack::Unpack),
-    /// Show what a pack holds and the smallest budget it runs in
-    Inspect(inspect::Inspect),
-    /// Check every byte of a pack against its hash
-    Verify(inspect::Verify),
-    /// Write what the runtime computes for some tokens, to hold it against a reference
-    Logits(logits::Logits),
-    /// Measure decode speed with all and with some experts in the pool
-    Bench(bench::Bench),
+    Chat(chat::Args),
+    Pack(pack::Args),
+    Unpack(unpack::Args),
+    Inspect(inspect::Args),
+    Verify(verify::Args),
+    Eval(eval::Args),
+    Logits(logits::Args),
+    Bench(bench::Args),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
-    let result = pollster::block_on(async {
-        match cli.command {
-            Command::Pack(command) => command.run().await,
-            Command::Unpack(command) => command.run().await,
-            Command::Inspect(command) => command.run().await,
-            Command::Verify(command) => command.run().await,
-            Command::Logits(command) => command.run().await,
-            Command::Bench(command) => command.run().await,
-        }
-    });
-    match result {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let done = match Cli::parse().command {
+        Command::Chat(args) => chat::run(args),
+        Command::Pack(args) => pack::run(args),
+        Command::Unpack(args) => unpack::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Verify(args) => verify::run(args),
+        Command::Eval(args) => eval::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Bench(args) => bench::run(args),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("error: {e}");
+        Err(error) => {
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }

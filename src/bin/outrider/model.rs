@@ -1,0 +1,56 @@
+//! Which model a command runs, and on what.
+
+use outrider::Result;
+use outrider::engine::{BackendChoice, Engine, Options};
+use outrider::error::Size;
+use outrider::import::open_model;
+
+use crate::progress;
+
+#[derive(clap::Args, Clone)]
+pub struct ModelArgs {
+    /// Directory of a pack or a checkpoint, or the http(s) address of a pack
+    model: String,
+    /// What computes: cpu, gpu, or auto for the GPU where there is one
+    #[arg(long, default_value = "auto")]
+    backend: BackendChoice,
+    /// Memory that everything together may take, such as 64MiB [default: room for every expert]
+    #[arg(long, value_name = "SIZE")]
+    budget: Option<Size>,
+    /// Tokens a conversation can have [default: what the model was made for, at most 4096]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// Tokens a pass takes at most
+    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().chunk)]
+    chunk: usize,
+    /// Expert slots at most, whatever the budget would hold
+    #[arg(long, value_name = "SLOTS")]
+    max_slots: Option<usize>,
+}
+
+impl ModelArgs {
+    /// The same with a pool of at most `slots`.
+    pub fn with_slots(&self, slots: usize) -> ModelArgs {
+        ModelArgs { max_slots: Some(slots), ..self.clone() }
+    }
+
+    /// Loads the model, with progress and notices on standard error.
+    pub async fn load(&self) -> Result<Engine> {
+        let options = Options {
+            backend: self.backend,
+            budget: self.budget.map(|size| size.0),
+            context: self.context,
+            chunk: self.chunk,
+            max_slots: self.max_slots,
+        };
+        let pack = open_model(&self.model).await?;
+        let bar = progress::bytes("loading");
+        let engine = Engine::load(pack, &options, |done, total| progress::show(&bar, done, total)).await;
+        bar.finish_and_clear();
+        let engine = engine?;
+        for notice in engine.notices() {
+            eprintln!("note: {notice}");
+        }
+        Ok(engine)
+    }
+}
