@@ -1,25 +1,32 @@
 //! The meaning of every operation, in plain Rust. `dot` and `matmul` take most of the time and are compiled once more
 //! for wider vectors in [`simd`](super::simd); the source is the same and nothing is reassociated or fused, so every
 //! instruction set gives the same bits.
+//!
+//! Sums of squares and the delta rule's sums are taken in f64: the gated norm after a DeltaNet layer divides by a root
+//! mean square that is tiny for some tokens, and enlarges whatever rounding went before it.
 
 use crate::tensor::{GROUP, Layout, decode_row};
 
-/// Partial sums of a dot product: element `i` goes to lane `i % LANES`; lanes are then added pairwise, halves first.
+/// Partial sums of a dot product, and how many products are added up before one goes to its sum.
 pub const LANES: usize = 16;
+const DEPTH: usize = 4;
+const BLOCK: usize = LANES * DEPTH;
 
-/// `Σ a[i] · b[i]` in the canonical order.
+/// `Σ a[i] · b[i]` in the canonical order: in blocks of 64, short ones filled up with zeros. In a block, lane l takes
+/// `(p[l] + p[l + 32]) + (p[l + 16] + p[l + 48])`; the lanes' sums are then added pairwise, halves first.
 #[inline(always)]
 pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut acc = [0.0f32; LANES];
-    let (a_blocks, a_tail) = a.as_chunks::<LANES>();
-    let (b_blocks, b_tail) = b.as_chunks::<LANES>();
+    let (a_blocks, a_tail) = a.as_chunks::<BLOCK>();
+    let (b_blocks, b_tail) = b.as_chunks::<BLOCK>();
     for (x, y) in a_blocks.iter().zip(b_blocks) {
-        for l in 0..LANES {
-            acc[l] += x[l] * y[l];
-        }
+        add_block(&mut acc, x, y);
     }
-    for (l, (x, y)) in a_tail.iter().zip(b_tail).enumerate() {
-        acc[l] += x * y;
+    if !a_tail.is_empty() {
+        let (mut x, mut y) = ([0.0; BLOCK], [0.0; BLOCK]);
+        x[..a_tail.len()].copy_from_slice(a_tail);
+        y[..b_tail.len()].copy_from_slice(b_tail);
+        add_block(&mut acc, &x, &y);
     }
     let mut width = LANES / 2;
     while width > 0 {
@@ -29,6 +36,19 @@ pub fn dot(a: &[f32], b: &[f32]) -> f32 {
         width /= 2;
     }
     acc[0]
+}
+
+#[inline(always)]
+fn add_block(acc: &mut [f32; LANES], x: &[f32; BLOCK], y: &[f32; BLOCK]) {
+    for l in 0..LANES {
+        let p = |n: usize| x[n * LANES + l] * y[n * LANES + l];
+        acc[l] += (p(0) + p(2)) + (p(1) + p(3));
+    }
+}
+
+/// `Σ a[i] · b[i]` in f64, one after the other.
+fn dot_f64(a: &[f32], b: &[f32]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
 /// Which rows a matrix multiplies: input row `x` of the input to output row `y` of the output.
@@ -90,7 +110,7 @@ pub fn softplus(x: f32) -> f32 {
 
 /// `y = x · rsqrt(mean(x²) + eps) · w`.
 pub fn rms_norm(x: &[f32], w: Option<&[f32]>, eps: f32, y: &mut [f32]) {
-    let inv = 1.0 / (dot(x, x) / x.len() as f32 + eps).sqrt();
+    let inv = 1.0 / (dot_f64(x, x) as f32 / x.len() as f32 + eps).sqrt();
     match w {
         Some(w) => y.iter_mut().zip(x).zip(w).for_each(|((y, x), w)| *y = x * inv * w),
         None => y.iter_mut().zip(x).for_each(|(y, x)| *y = x * inv),
@@ -116,30 +136,38 @@ pub fn conv_silu(x: &[f32], w: &[f32], state: &mut [f32], y: &mut [f32]) {
     }
 }
 
+/// Columns of the state that [`delta_rule`] works on at a time, so that their sums stay in registers or close by.
+const DELTA_COLUMNS: usize = 32;
+
 /// One token of one head of the gated delta rule. `state` is `[key_dim, value_dim]`; q and k are as projected.
-/// `decay` multiplies the state, `beta` the correction.
+/// `decay` multiplies the state S, `beta` the correction d:
+///
+/// `S ← decay · S`, `d = beta · (v − Sᵀk)`, `S ← S + k dᵀ`, `y = Sᵀq`, with unit k, unit q over √key_dim,
+/// where the last is taken as `Sᵀq` of the S before the correction and `(q·k) · d`, in one pass over it.
 pub fn delta_rule(q: &[f32], k: &[f32], v: &[f32], decay: f32, beta: f32, state: &mut [f32], y: &mut [f32]) {
-    let unit = |x: &[f32]| 1.0 / (dot(x, x) + 1e-6).sqrt();
-    let (q_unit, k_unit) = (unit(q) * (1.0 / (q.len() as f32).sqrt()), unit(k));
+    let unit = |x: &[f32]| 1.0 / (dot_f64(x, x) as f32 + 1e-6).sqrt();
+    let (q_unit, k_unit, q_scale) = (unit(q), unit(k), 1.0 / (q.len() as f32).sqrt());
+    let qk = || q.iter().map(|q| q * q_unit * q_scale).zip(k.iter().map(|k| k * k_unit));
+    let q_dot_k = qk().map(|(q, k)| f64::from(q) * f64::from(k)).sum::<f64>() as f32;
     let width = v.len();
-    y.fill(0.0);
-    for (row, k) in state.chunks_exact_mut(width).zip(k) {
-        let k = k * k_unit;
-        for (s, y) in row.iter_mut().zip(&mut *y) {
-            *s *= decay;
-            *y += *s * k;
+    for (n, (y, v)) in y.chunks_mut(DELTA_COLUMNS).zip(v.chunks(DELTA_COLUMNS)).enumerate() {
+        let columns = n * DELTA_COLUMNS..n * DELTA_COLUMNS + v.len();
+        let (mut by_k, mut by_q) = ([0.0f64; DELTA_COLUMNS], [0.0f64; DELTA_COLUMNS]);
+        for (row, (q, k)) in state.chunks_exact_mut(width).zip(qk()) {
+            for (s, (by_k, by_q)) in row[columns.clone()].iter_mut().zip(by_k.iter_mut().zip(&mut by_q)) {
+                *s *= decay;
+                *by_k += f64::from(*s) * f64::from(k);
+                *by_q += f64::from(*s) * f64::from(q);
+            }
         }
-    }
-    // y holds what the state recalls for k; it becomes the correction.
-    y.iter_mut().zip(v).for_each(|(y, v)| *y = beta * (v - *y));
-    for (row, k) in state.chunks_exact_mut(width).zip(k) {
-        let k = k * k_unit;
-        row.iter_mut().zip(&*y).for_each(|(s, d)| *s += k * d);
-    }
-    y.fill(0.0);
-    for (row, q) in state.chunks_exact(width).zip(q) {
-        let q = q * q_unit;
-        row.iter().zip(&mut *y).for_each(|(s, y)| *y += s * q);
+        let mut correction = [0.0f32; DELTA_COLUMNS];
+        for (((y, v), d), (by_k, by_q)) in y.iter_mut().zip(v).zip(&mut correction).zip(by_k.iter().zip(&by_q)) {
+            *d = beta * (v - *by_k as f32);
+            *y = *by_q as f32 + q_dot_k * *d;
+        }
+        for (row, (_, k)) in state.chunks_exact_mut(width).zip(qk()) {
+            row[columns.clone()].iter_mut().zip(&correction).for_each(|(s, d)| *s += k * d);
+        }
     }
 }
 
