@@ -34,8 +34,8 @@ impl Precision {
     }
 }
 
-/// Matrices so small that storing them coarsely saves nothing, and that decide much: which experts run, how fast a
-/// state decays.
+/// Small matrices that decide much: which experts run, how fast a state decays. They are stored one step finer than the
+/// rest of the core.
 const DELICATE: [&str; 4] = [
     ".mlp.gate.weight",
     ".mlp.shared_expert_gate.weight",
@@ -75,7 +75,10 @@ impl<'a> Source<'a> {
         Ok(match self.precision {
             Precision::Lossless => lossless(self.checkpoint.tensor(self.name_of(name))?.dtype),
             Precision::Given { core: DType::F32, .. } => DType::F32,
-            Precision::Given { .. } if DELICATE.iter().any(|end| name.ends_with(end)) => DType::F16,
+            Precision::Given { core, .. } if DELICATE.iter().any(|end| name.ends_with(end)) => match core {
+                DType::Q4 => DType::Q8,
+                _ => DType::F16,
+            },
             Precision::Given { core, .. } => core,
         })
     }
