@@ -50,7 +50,7 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
       await install(store, new Server(args.address), JSON.stringify({ ...options, backend }), progress);
       await store.seal();
     });
-  const start = () => WebEngine.load(store, JSON.stringify({ ...options, backend: args.backend }), progress);
+  const start = () => WebEngine.load(store, JSON.stringify({ ...options, backend: args.backend }), progress, pause);
   await bring();
   try {
     engine = await start();
@@ -71,6 +71,16 @@ async function hasAdapter(): Promise<boolean> {
   } catch {
     return false;
   }
+}
+
+const { port1, port2 } = new MessageChannel();
+
+/** Resolves when the messages that have come to this worker have been handled. Unlike a time-out, it is never throttled. */
+function pause(): Promise<void> {
+  return new Promise((resolve) => {
+    port1.onmessage = () => resolve();
+    port2.postMessage(null);
+  });
 }
 
 /** One tab installs at a time; the others find the model in place. */

@@ -84,6 +84,8 @@ export interface ChatCompletionRequest {
   seed?: number | null;
   stop?: string | string[] | null;
   tools?: Tool[];
+  /** Extension, by vLLM's name: choices carry the ids of the tokens generated. */
+  return_token_ids?: boolean | null;
 }
 
 export interface ChatCompletionRequestStreaming extends ChatCompletionRequest {
@@ -102,6 +104,16 @@ export interface Usage {
   total_tokens: number;
 }
 
+/** What the engine measured, by the names that llama.cpp's server uses. Milliseconds, and tokens a second. */
+export interface Timings {
+  prompt_n: number;
+  prompt_ms: number;
+  prompt_per_second: number;
+  predicted_n: number;
+  predicted_ms: number;
+  predicted_per_second: number;
+}
+
 export interface ChatCompletion {
   id: string;
   object: 'chat.completion';
@@ -111,9 +123,10 @@ export interface ChatCompletion {
     index: number;
     message: { role: 'assistant'; content: string | null; tool_calls?: ToolCall[] };
     finish_reason: FinishReason;
-    logprobs: null;
+    token_ids?: number[];
   }[];
   usage: Usage;
+  timings?: Timings;
 }
 
 export interface ChatCompletionChunk {
@@ -125,9 +138,12 @@ export interface ChatCompletionChunk {
     index: number;
     delta: { role?: 'assistant'; content?: string | null; tool_calls?: (ToolCall & { index: number })[] };
     finish_reason: FinishReason | null;
-    logprobs?: null;
+    /** Those since the chunk before, the one that ended the turn included. */
+    token_ids?: number[];
   }[];
   usage?: Usage | null;
+  /** In the last chunk. */
+  timings?: Timings;
 }
 
 export interface RequestOptions {

@@ -144,7 +144,7 @@ impl Engine {
         let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
         let pool = Pool::new(plan.layers.len(), experts, plan.top_k(), limits.slots);
         let (stop, counters) = (Stop::default(), Counters::default());
-        Ok(Engine { pack, backend, pool, ledger, pos: 0, torn: false, stop, counters, notices })
+        Ok(Engine { pack, backend, pool, ledger, pos: 0, torn: false, stop, pause: None, counters, notices })
     }
 }
 

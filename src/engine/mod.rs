@@ -6,10 +6,12 @@ pub mod ledger;
 mod load;
 pub mod sampler;
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::StreamExt;
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream;
 
 use crate::backend::{Backend, Info};
@@ -38,6 +40,10 @@ impl Stop {
         if self.0.load(Ordering::Relaxed) { Err(Error::Aborted) } else { Ok(()) }
     }
 }
+
+/// Called before every layer. In a browser it lets the worker's event loop run now and then, without which no message,
+/// such as one that stops the call, would arrive before its end.
+pub type Pause = Rc<dyn Fn() -> LocalBoxFuture<'static, ()>>;
 
 /// Which rows of a pass get logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +82,7 @@ pub struct Engine {
     /// A pass failed half-way, so the states are between two tokens.
     torn: bool,
     stop: Stop,
+    pause: Option<Pause>,
     counters: Counters,
     notices: Vec<String>,
 }
@@ -129,6 +136,10 @@ impl Engine {
     /// The flag that stops a running call at the next layer.
     pub fn stop_flag(&self) -> Stop {
         self.stop.clone()
+    }
+
+    pub fn set_pause(&mut self, pause: Pause) {
+        self.pause = Some(pause);
     }
 
     /// Forgets the sequence.
@@ -187,6 +198,9 @@ impl Engine {
         }
         let layers = self.backend.plan().layers.len();
         for layer in 0..layers {
+            if let Some(pause) = &self.pause {
+                pause().await;
+            }
             self.stop.check()?;
             let routing = self.backend.mix(layer).await?;
             if routing.top_k > 0 {

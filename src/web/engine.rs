@@ -3,17 +3,20 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use js_sys::Function;
+use futures_util::FutureExt;
+use futures_util::future::ready;
+use js_sys::{Function, Promise};
 use serde_json::{Value, json};
 use wasm_bindgen::prelude::*;
+use wasm_bindgen_futures::JsFuture;
 
 use super::errors::to_js;
 use super::{WebOptions, report};
+use crate::chat::Chat;
 use crate::chat::openai::{ChatRequest, Delta, FinishReason, Head};
-use crate::chat::{Chat, Files as ChatFiles};
 use crate::engine::generate::Next;
 use crate::engine::sampler::Sampler;
-use crate::engine::{Counters, Engine, Stop, Want};
+use crate::engine::{Counters, Engine, Pause, Stop, Want};
 use crate::error::{Error, Result};
 use crate::flash::install;
 use crate::flash::opfs::{Files, OpfsFlash};
@@ -46,10 +49,16 @@ pub struct WebEngine {
 
 #[wasm_bindgen]
 impl WebEngine {
-    /// Loads an installed pack. Phases reported: `load`, `warmup`.
-    pub async fn load(files: Files, options: String, on_progress: Function) -> Result<WebEngine, JsValue> {
+    /// Loads an installed pack. Phases reported: `load`, `warmup`. `pause()` is a promise that resolves when waiting
+    /// messages have been delivered.
+    pub async fn load(
+        files: Files,
+        options: String,
+        on_progress: Function,
+        pause: Function,
+    ) -> Result<WebEngine, JsValue> {
         let store = Rc::new(OpfsFlash::new(files));
-        let result = load(store.clone(), &options, &on_progress).await;
+        let result = load(store.clone(), &options, &on_progress, pause).await;
         heal(&store, result).await.map_err(to_js)
     }
 
@@ -95,22 +104,30 @@ impl WebEngine {
         let created = (js_sys::Date::now() / 1000.0) as u64;
         let head = Head { id, created, model: request.model.clone().unwrap_or_else(|| self.model.clone()) };
         let stream = request.stream == Some(true);
+        let wants_ids = request.return_token_ids == Some(true);
+        // Tokens that no chunk has carried yet: a token may give no text, and text may wait for the next.
+        let tokens = RefCell::new(Vec::new());
         let send = |delta: Delta, finish: Option<FinishReason>, timings: Option<Value>| {
             let mut chunk = head.chunk(delta, finish);
             chunk.timings = timings;
-            send(stream, on_chunk, &chunk)
+            chunk.choices[0].token_ids = wants_ids.then(|| tokens.take());
+            self::send(on_chunk, &chunk)
         };
 
         self.speed.replace(Speed::start(prompt.len()));
-        send(Delta::start(), None, None)?;
+        if stream {
+            send(Delta::start(), None, None)?;
+        }
         let mut failed = Ok(());
         engine
             .generate(&prompt, &mut sampler, room, |engine, token| {
                 self.counters.set(engine.counters());
                 self.speed.borrow_mut().token();
+                tokens.borrow_mut().push(token);
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
                     true => Ok(()),
-                    false => send(delta, None, None),
+                    false if stream => send(delta, None, None),
+                    false => Ok(()),
                 });
                 match failed.is_err() || reply.finish_reason().is_some() {
                     true => Next::Stop,
@@ -120,7 +137,7 @@ impl WebEngine {
             .await?;
         failed?;
         let rest = reply.end(FinishReason::Length)?;
-        if !rest.is_empty() {
+        if stream && !rest.is_empty() {
             send(rest, None, None)?;
         }
 
@@ -129,23 +146,25 @@ impl WebEngine {
         if !stream {
             let mut completion = head.completion(reply.message(), reason, reply.usage());
             completion.timings = timings;
+            completion.choices[0].token_ids = wants_ids.then(|| tokens.take());
             return to_json(&completion);
         }
         send(Delta::default(), Some(reason), timings)?;
         if request.stream_options.and_then(|o| o.include_usage) == Some(true) {
-            self::send(stream, on_chunk, &head.usage_chunk(reply.usage()))?;
+            self::send(on_chunk, &head.usage_chunk(reply.usage()))?;
         }
         Ok(String::new())
     }
 }
 
-async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function) -> Result<WebEngine> {
+async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function, pause: Function) -> Result<WebEngine> {
     let options = WebOptions::parse(options)?;
     report(on_progress, "load", 0, 0);
     let pack = Pack::open(store.clone()).await?;
-    let chat = read_chat(&pack).await?;
+    let chat = Chat::of_pack(&pack).await?;
     let model = pack.manifest().name.clone();
     let mut engine = Engine::load(pack, &options, |done, total| report(on_progress, "load", done, total)).await?;
+    engine.set_pause(every_so_often(pause));
     report(on_progress, "warmup", 0, 0);
     // Drivers compile kernels when they are first used.
     engine.forward(&[0], Want::Last, None).await?;
@@ -164,17 +183,25 @@ async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function) -> Re
     })
 }
 
-async fn read_chat(pack: &Pack) -> Result<Chat> {
-    let missing = || Error::MissingFile { file: "tokenizer.json".to_owned() };
-    let tokenizer = pack.file("tokenizer.json").await?.ok_or_else(missing)?;
-    let tokenizer_config = pack.file("tokenizer_config.json").await?;
-    let generation_config = pack.file("generation_config.json").await?;
-    let chat_template = pack.file("chat_template.jinja").await?;
-    Chat::new(ChatFiles {
-        tokenizer: &tokenizer,
-        tokenizer_config: tokenizer_config.as_deref(),
-        generation_config: generation_config.as_deref(),
-        chat_template: chat_template.as_deref(),
+/// How long a call may run before messages are let in, in milliseconds: less than anybody notices, and long against what
+/// a pause costs.
+const PAUSE_MS: f64 = 12.0;
+
+fn every_so_often(pause: Function) -> Pause {
+    let last = Rc::new(Cell::new(now()));
+    Rc::new(move || {
+        if now() - last.get() < PAUSE_MS {
+            return ready(()).boxed_local();
+        }
+        let (promise, last) = (pause.call0(&JsValue::NULL), last.clone());
+        async move {
+            if let Ok(promise) = promise {
+                // It never rejects, and going on without a pause would do no harm.
+                let _ = JsFuture::from(Promise::from(promise)).await;
+            }
+            last.set(now());
+        }
+        .boxed_local()
     })
 }
 
@@ -187,11 +214,9 @@ async fn heal<T>(store: &OpfsFlash, result: Result<T>) -> Result<T> {
     result
 }
 
-fn send(stream: bool, on_chunk: &Function, chunk: &impl serde::Serialize) -> Result<()> {
-    if stream {
-        // The callback only posts a message.
-        let _ = on_chunk.call1(&JsValue::NULL, &to_json(chunk)?.into());
-    }
+fn send(on_chunk: &Function, chunk: &impl serde::Serialize) -> Result<()> {
+    // The callback only posts a message.
+    let _ = on_chunk.call1(&JsValue::NULL, &to_json(chunk)?.into());
     Ok(())
 }
 

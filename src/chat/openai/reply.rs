@@ -56,6 +56,9 @@ pub struct Choice {
     pub index: usize,
     pub message: Message,
     pub finish_reason: FinishReason,
+    /// Extension, if asked for: the tokens that were generated, the one that ended the turn included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -63,6 +66,9 @@ pub struct ChunkChoice {
     pub index: usize,
     pub delta: Delta,
     pub finish_reason: Option<FinishReason>,
+    /// Extension, if asked for: the tokens that were generated since the chunk before, the one that ended the turn included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_ids: Option<Vec<u32>>,
 }
 
 /// A whole reply.
@@ -107,14 +113,14 @@ impl Head {
         ChatCompletion {
             head: self.clone(),
             object: "chat.completion".to_owned(),
-            choices: vec![Choice { index: 0, message, finish_reason }],
+            choices: vec![Choice { index: 0, message, finish_reason, token_ids: None }],
             usage,
             timings: None,
         }
     }
 
     pub fn chunk(&self, delta: Delta, finish_reason: Option<FinishReason>) -> ChatCompletionChunk {
-        self.chunk_of(vec![ChunkChoice { index: 0, delta, finish_reason }])
+        self.chunk_of(vec![ChunkChoice { index: 0, delta, finish_reason, token_ids: None }])
     }
 
     /// The chunk after the last, for requests with `stream_options.include_usage`.

@@ -30,6 +30,8 @@ pub struct ChatRequest {
     pub tool_choice: Option<Value>,
     /// Only `text`.
     pub response_format: Option<ResponseFormat>,
+    /// Extension, by vLLM's name: the reply carries the ids of its tokens.
+    pub return_token_ids: Option<bool>,
     /// Extension: variables of the model's chat template, such as `enable_thinking`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// The following only at their neutral values.

@@ -1,0 +1,200 @@
+// The npm package in Chromium: the right tokens from experts on flash, streams, stops, and what a page may ask wrongly.
+
+import assert from 'node:assert/strict';
+import { after, before, describe, test } from 'node:test';
+
+import { PATIENCE } from '../harness.mjs';
+import { EXPERTS, REPLIES, answersAsRecorded, chat, greedy, load, servePackage, withPackage } from '../package.mjs';
+
+const quick = process.argv.includes('--quick');
+
+/** Software rendering is slow: the GPU answers some of the prompts, the CPU all of them. */
+const SOME = REPLIES.slice(0, quick ? 1 : 5);
+
+describe('the package', { timeout: 8 * PATIENCE }, () => {
+  let plain;
+  let isolated;
+
+  before(async () => {
+    plain = await servePackage();
+    isolated = await servePackage({ isolated: true });
+  });
+  after(async () => {
+    await plain.close();
+    await isolated.close();
+  });
+
+  /** Loads with the budget that holds a quarter of the experts; the ledger may have given other parts more or less. */
+  async function loadQuarter(page, backend, whole) {
+    const slot = whole.memory.entries.find((entry) => entry.kind === 'pool').bytes / EXPERTS;
+    let part = { stats: whole };
+    for (let tries = 0; tries < 4 && part.stats.pool.slots !== EXPERTS / 4; tries += 1) {
+      const memoryBudget = Math.ceil(part.stats.memory.total - (part.stats.pool.slots - EXPERTS / 4) * slot);
+      part = await load(page, { backend, memoryBudget });
+      assert.ifError(part.error);
+      assert.equal(part.stats.memory.budget, memoryBudget);
+    }
+    return part.stats;
+  }
+
+  for (const [backend, replies] of [
+    ['cpu', REPLIES],
+    ['gpu', SOME],
+  ]) {
+    test(`${backend}: the native CPU's tokens, with every expert resident and with a quarter`, async (context) => {
+      await withPackage(plain, async (page) => {
+        const whole = await load(page, { backend });
+        assert.ifError(whole.error);
+        context.diagnostic(`runs on ${JSON.stringify(whole.stats.backend)}`);
+        assert.equal(whole.stats.backend.kind, backend);
+        assert.equal(whole.stats.pool.slots, EXPERTS);
+        await answersAsRecorded(page, replies);
+
+        const { memory, pool } = await loadQuarter(page, backend, whole.stats);
+        assert.equal(pool.slots, EXPERTS / 4);
+        assert.ok(memory.total <= memory.budget);
+        assert.equal(memory.total, memory.entries.reduce((sum, entry) => sum + entry.bytes, 0));
+        await answersAsRecorded(page, replies);
+        const after = await page.evaluate(() => globalThis.stats());
+        assert.ok(after.pool.hits > 0 && after.pool.misses > 0 && after.pool.bytesRead > 0);
+      });
+    });
+  }
+
+  test('the smallest budget works, and one byte less names it before anything is downloaded', async () => {
+    await withPackage(plain, async (page) => {
+      plain.log.length = 0;
+      const { error } = await load(page, { backend: 'cpu', memoryBudget: 1000 });
+      assert.equal(error.code, 'budget');
+      assert.ok(error.typed);
+      const { smallest } = error.details;
+      assert.ok(smallest > 1e6, error.message);
+      assert.deepEqual(new Set(plain.log.filter((r) => r.path.startsWith('/models')).map((r) => r.path)), new Set(['/models/concierge/manifest.json']));
+      const less = await load(page, { backend: 'cpu', memoryBudget: smallest - 1 });
+      assert.equal(less.error?.code, 'budget');
+      assert.equal(less.error.details.smallest, smallest);
+      const enough = await load(page, { backend: 'cpu', memoryBudget: smallest });
+      assert.ifError(enough.error);
+      await answersAsRecorded(page, REPLIES.slice(0, 2));
+    });
+  });
+
+  test('with and without cross-origin isolation', async () => {
+    for (const [server, isolation] of [
+      [plain, false],
+      [isolated, true],
+    ]) {
+      await withPackage(server, async (page) => {
+        assert.equal(await page.evaluate(() => crossOriginIsolated), isolation);
+        assert.ifError((await load(page, { backend: 'cpu' })).error);
+        await answersAsRecorded(page, REPLIES.slice(0, 2));
+      });
+    }
+  });
+
+  test('a streamed reply is the whole reply in pieces', async () => {
+    await withPackage(plain, async (page) => {
+      assert.ifError((await load(page, { backend: 'cpu' })).error);
+      const { prompt, text, token_ids } = REPLIES[3];
+      const request = greedy(prompt, { stream_options: { include_usage: true } });
+      const { chunks, error } = await page.evaluate((request) => globalThis.stream(request), request);
+      assert.ifError(error);
+      assert.equal(chunks[0].choices[0].delta.role, 'assistant');
+      assert.equal(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? '').join(''), text);
+      assert.deepEqual(chunks.flatMap((chunk) => chunk.choices[0]?.token_ids ?? []), token_ids);
+      assert.ok(chunks.filter((chunk) => chunk.choices[0]?.delta.content).length > 10, 'it came in pieces');
+      const last = chunks.at(-1);
+      assert.deepEqual(last.choices, []);
+      assert.equal(last.usage.completion_tokens, token_ids.length);
+      assert.equal(chunks.at(-2).choices[0].finish_reason, 'stop');
+      for (const chunk of chunks) {
+        assert.equal(chunk.object, 'chat.completion.chunk');
+        assert.equal(chunk.id, chunks[0].id);
+      }
+    });
+  });
+
+  test('seeds, stop strings and lengths', async () => {
+    await withPackage(plain, async (page) => {
+      assert.ifError((await load(page, { backend: 'cpu' })).error);
+      const { prompt, text } = REPLIES[3];
+      const cut = await chat(page, greedy(prompt, { stop: [' will'] }));
+      assert.equal(cut.choices[0].message.content, text.slice(0, text.indexOf(' will')));
+      assert.equal(cut.choices[0].finish_reason, 'stop');
+      const short = await chat(page, greedy(prompt, { max_tokens: 3 }));
+      assert.equal(short.choices[0].finish_reason, 'length');
+      assert.equal(short.usage.completion_tokens, 3);
+      const warm = greedy(prompt, { temperature: 1, seed: 7 });
+      const [one, two, other] = [await chat(page, warm), await chat(page, warm), await chat(page, { ...warm, seed: 8 })];
+      assert.deepEqual(one.choices[0].token_ids, two.choices[0].token_ids);
+      assert.notDeepEqual(one.choices[0].token_ids, other.choices[0].token_ids);
+    });
+  });
+
+  for (const backend of ['cpu', 'gpu']) {
+    test(`${backend}: a reply is stopped midway, and the next is right`, async () => {
+      await withPackage(plain, async (page) => {
+        assert.ifError((await load(page, { backend })).error);
+        const long = greedy('I need a hotel in London for two nights.', { max_tokens: 400, temperature: 1, seed: 1, stop: null });
+        const stopped = await page.evaluate((request) => globalThis.stream(request, 3), long);
+        assert.equal(stopped.error?.code, 'aborted', JSON.stringify(stopped.chunks.length));
+        const texts = stopped.chunks.filter((chunk) => chunk.choices[0]?.delta.content).length;
+        assert.ok(texts >= 3 && !stopped.chunks.some((chunk) => chunk.choices[0]?.finish_reason));
+        await answersAsRecorded(page, REPLIES.slice(0, 1));
+      });
+    });
+  }
+
+  test('requests that cannot be answered say why, and the engine goes on', async () => {
+    await withPackage(plain, async (page) => {
+      assert.ifError((await load(page, { backend: 'cpu', context: 256 })).error);
+      const hello = [{ role: 'user', content: 'hello' }];
+      for (const [request, code, says] of [
+        [{ messages: [] }, 'request', /messages.*empty/],
+        [{ messages: hello, max_tokens: 0 }, 'request', /max_tokens/],
+        [{ messages: hello, temperature: -1 }, 'request', /temperature/],
+        [{ messages: hello, temperature: 'hot' }, 'request', /./],
+        [{ messages: [{ role: 'user', content: [{ type: 'image_url', image_url: {} }] }] }, 'request', /image_url/],
+        [{ messages: [{ role: 'user', content: 'room '.repeat(500) }] }, 'context', /256/],
+      ]) {
+        const { error } = await chat(page, request);
+        assert.equal(error?.code, code, JSON.stringify(request).slice(0, 80));
+        assert.match(error.message, says);
+        assert.ok(error.typed);
+      }
+      await answersAsRecorded(page, REPLIES.slice(0, 1));
+    });
+  });
+
+  test('dispose ends replies in progress and everything after with a typed error', async () => {
+    await withPackage(plain, async (page) => {
+      assert.ifError((await load(page, { backend: 'cpu' })).error);
+      const outcomes = await page.evaluate(async (request) => {
+        const reply = globalThis.stream(request);
+        await new Promise((resolve) => setTimeout(resolve, 50));
+        await globalThis.dispose();
+        return [await reply, await globalThis.chat(request)];
+      }, greedy('I need a hotel in London for two nights.', { max_tokens: 400, temperature: 1, seed: 1 }));
+      assert.ok(['disposed', 'aborted'].includes(outcomes[0].error?.code), JSON.stringify(outcomes[0].error));
+      assert.equal(outcomes[1].error?.code, 'disposed');
+    });
+  });
+
+  test('without WebGPU the CPU takes over and says so; asking for the GPU is an error', async () => {
+    await withPackage(plain, async (page) => {
+      // Workers get their own navigator, so the engine's worker is served with the property taken away.
+      await page.route('**/engine-worker.js', async (route) => {
+        const response = await route.fetch();
+        const body = `Object.defineProperty(navigator, 'gpu', { value: undefined });\n${await response.text()}`;
+        await route.fulfill({ response, body });
+      });
+      const automatic = await load(page, { backend: 'auto' });
+      assert.ifError(automatic.error);
+      assert.equal(automatic.stats.backend.kind, 'cpu');
+      assert.match(automatic.stats.notices.join(), /CPU/);
+      await answersAsRecorded(page, REPLIES.slice(0, 1));
+      const { error } = await load(page, { backend: 'gpu' });
+      assert.equal(error.code, 'no_gpu');
+    });
+  });
+});
