@@ -21,6 +21,9 @@ use openai::ChatRequest;
 use reply::{Reply, Rules};
 use template::{ChatTemplate, Inputs};
 
+/// The file without which there is no chatting.
+pub const TOKENIZER: &str = "tokenizer.json";
+
 /// Tokens that end a turn in the common chat formats. Some models' settings name only the token that ends a document.
 const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<end_of_turn>", "<turn|>"];
 
@@ -139,9 +142,9 @@ impl Chat {
 
     /// From the files in a pack. [`Error::MissingFile`] if it has no tokenizer.
     pub async fn of_pack(pack: &Pack) -> Result<Chat> {
-        let missing = || Error::MissingFile { file: "tokenizer.json".to_owned() };
+        let missing = || Error::MissingFile { file: TOKENIZER.to_owned() };
         Chat::new(Files {
-            tokenizer: &pack.file("tokenizer.json").await?.ok_or_else(missing)?,
+            tokenizer: &pack.file(TOKENIZER).await?.ok_or_else(missing)?,
             tokenizer_config: pack.file("tokenizer_config.json").await?.as_deref(),
             generation_config: pack.file("generation_config.json").await?.as_deref(),
             chat_template: pack.file("chat_template.jinja").await?.as_deref(),

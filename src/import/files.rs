@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::chat::TOKENIZER;
 use crate::error::{Error, Result};
 
-pub const TOKENIZER: &str = "tokenizer.json";
 const COPIED: [&str; 9] = [
     TOKENIZER,
     "tokenizer_config.json",

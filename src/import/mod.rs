@@ -12,6 +12,7 @@ pub use safetensors::Checkpoint;
 pub use source::Precision;
 pub use unpack::unpack;
 
+use crate::chat::TOKENIZER;
 use crate::error::{Error, Result, Size};
 use crate::flash::{FileFlash, Flash, HttpFlash};
 use crate::model::plan::WeightKind;
@@ -149,8 +150,8 @@ fn copy_files<S: Sink>(dir: &Path, include: &[PathBuf], writer: &mut PackWriter<
     }
     let lacks = |file: &str| !files.contains_key(file);
     let mut notes = Vec::new();
-    if lacks(files::TOKENIZER) {
-        notes.push(format!("{} has no {}: the pack takes token ids only", dir.display(), files::TOKENIZER));
+    if lacks(TOKENIZER) {
+        notes.push(format!("{} has no {}: the pack takes token ids only", dir.display(), TOKENIZER));
     }
     Ok(notes)
 }

@@ -5,6 +5,7 @@ use wasm_bindgen::prelude::*;
 
 use super::errors::to_js;
 use super::{WebOptions, report};
+use crate::chat::TOKENIZER;
 use crate::engine::{Options, smallest_budget};
 use crate::error::{Error, Result};
 use crate::flash::install::{self, Extent, File, Observer, Phase, Progress};
@@ -42,6 +43,9 @@ impl Observer for Report {
 
 fn describe(manifest: &[u8], options: &Options) -> Result<Vec<File>> {
     let manifest = Manifest::parse(manifest)?;
+    if !manifest.files.iter().any(|file| file.file == TOKENIZER) {
+        return Err(Error::MissingFile { file: TOKENIZER.to_owned() });
+    }
     let smallest = smallest_budget(&manifest, options)?;
     if let Some(budget) = options.budget
         && budget < smallest

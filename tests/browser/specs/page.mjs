@@ -1,0 +1,148 @@
+// The demo page, as `cargo xtask demo` serves it, used the way people use it.
+
+import assert from 'node:assert/strict';
+import { execFile } from 'node:child_process';
+import { mkdir } from 'node:fs/promises';
+import { after, before, describe, test } from 'node:test';
+import { promisify } from 'node:util';
+
+import { ask, failure, reach, replyText, send } from '../demo.mjs';
+import { PATIENCE, withPage } from '../harness.mjs';
+import { REPLIES, ROOT } from '../package.mjs';
+import { startServer } from '../server.mjs';
+
+const MOUNTS = { '/': `${ROOT}www/dist`, '/models': `${ROOT}models` };
+/** What a strict host would send. */
+const POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'";
+
+const quick = process.argv.includes('--quick');
+
+describe('the demo page', { timeout: 4 * PATIENCE }, () => {
+  let server;
+
+  before(async () => {
+    server = await startServer({ mounts: MOUNTS, isolated: true, csp: POLICY });
+  });
+  after(() => server.close());
+
+  /** What the page showed of its progress while it loaded. */
+  async function watchProgress(page) {
+    await page.addInitScript(() => {
+      globalThis.shown = [];
+      const look = () => {
+        const card = document.querySelector('[data-testid=progress]');
+        if (card && !card.hidden) {
+          const text = (id) => document.querySelector(`[data-testid=${id}]`).textContent;
+          const line = `${text('phase')}: ${text('progress-text')}`;
+          if (globalThis.shown.at(-1) !== line) globalThis.shown.push(line);
+        }
+      };
+      new MutationObserver(look).observe(document, { subtree: true, childList: true, characterData: true, attributes: true });
+    });
+    return () => page.evaluate(() => globalThis.shown);
+  }
+
+  for (const backend of quick ? ['cpu'] : ['cpu', 'gpu']) {
+    test(`${backend}: downloads, answers as the native CPU does, and needs no model files the next time`, async () => {
+      await withPage(async (page) => {
+        const progress = await watchProgress(page);
+        const slowly = server.fault('/models/', { rate: 6e6 });
+        await page.goto(`${server.origin}/?backend=${backend}`);
+        await reach(page, 'ready');
+        slowly();
+        const shown = (await progress()).join('\n');
+        assert.match(shown, /Downloading the model: [\d.]+ MiB of 18\.\d MiB · [\d.]+ MiB\/s · \d+ s left/);
+        assert.match(shown, /Loading the model into memory/);
+        assert.match(shown, /Warming up/);
+        assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);
+
+        const gone = server.fault('/models/', { status: 404 });
+        await page.reload();
+        await reach(page, 'ready');
+        assert.equal(await ask(page, REPLIES[1].prompt), REPLIES[1].text);
+        gone();
+        const pill = await page.getByTestId('backend-pill').innerText();
+        assert.equal(pill, backend === 'gpu' ? 'WebGPU' : 'CPU');
+      });
+    });
+  }
+
+  test('shows speed, memory by kind against the budget, and the pool', async () => {
+    await withPage(async (page) => {
+      await page.setViewportSize({ width: 1200, height: 760 });
+      await page.goto(`${server.origin}/?backend=cpu&budget=16MiB`);
+      await reach(page, 'ready');
+      assert.equal(await ask(page, REPLIES[3].prompt), REPLIES[3].text);
+      assert.match(await page.getByTestId('speed').innerText(), /^[\d.]+$/);
+      assert.equal(await page.getByTestId('memory-budget').innerText(), '16.0 MiB');
+      const kinds = await page.getByTestId('memory-kinds').locator('[data-bytes]').all();
+      const bytes = await Promise.all(kinds.map(async (kind) => Number(await kind.getAttribute('data-bytes'))));
+      assert.ok(bytes.length >= 5);
+      const total = bytes.reduce((sum, n) => sum + n, 0);
+      assert.ok(total <= 16 * 2 ** 20);
+      assert.equal(await page.getByTestId('memory-total').innerText(), `${(total / 2 ** 20).toFixed(1)} MiB`);
+      assert.match(await page.getByTestId('pool-slots').innerText(), /^\d+ of 512$/);
+      for (const id of ['pool-hits', 'pool-misses']) {
+        assert.ok(Number((await page.getByTestId(id).innerText()).replace(/,/g, '')) > 0, id);
+      }
+      await ask(page, 'Please find me a hotel in San Francisco.');
+      await mkdir(`${ROOT}tests/browser/out`, { recursive: true });
+      await page.screenshot({ path: `${ROOT}tests/browser/out/demo.png` });
+    });
+  });
+
+  test('a reply streams, and can be stopped midway', async () => {
+    await withPage(async (page) => {
+      // Every text that the reply ever showed.
+      await page.addInitScript(() => {
+        globalThis.texts = [];
+        new MutationObserver(() => {
+          const text = document.querySelector('[data-testid=message-assistant] .text')?.textContent;
+          if (text !== undefined && globalThis.texts.at(-1) !== text) globalThis.texts.push(text);
+        }).observe(document, { subtree: true, childList: true, characterData: true });
+      });
+      await page.goto(`${server.origin}/?backend=gpu`);
+      await reach(page, 'ready');
+      const { prompt, text } = REPLIES[3];
+      await send(page, prompt);
+      await page.waitForFunction(() => globalThis.texts.length > 3);
+      await page.getByTestId('stop').click();
+      await reach(page, 'ready');
+      const cut = await replyText(page, 0);
+      assert.ok(cut.length > 0 && cut.length < text.length && text.startsWith(cut), cut);
+      assert.match(await page.getByTestId('message-foot').first().innerText(), /^Stopped\./);
+      const texts = await page.evaluate(() => globalThis.texts);
+      for (const [i, shown] of texts.entries()) assert.ok(text.startsWith(shown), `text ${i}: ${shown}`);
+
+      await page.getByTestId('clear').click();
+      assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);
+    });
+  });
+
+  test('a failure is shown with what to do, and can be tried again', async () => {
+    await withPage(async (page) => {
+      const end = server.fault('/models/', { status: 500 });
+      await page.goto(`${server.origin}/?backend=cpu`);
+      await reach(page, 'failed');
+      const { code, text } = await failure(page);
+      assert.equal(code, 'http');
+      assert.match(text, /500/);
+      end();
+      await page.getByTestId('retry').click();
+      await reach(page, 'ready');
+
+      await page.goto(`${server.origin}/?backend=cpu&budget=1MiB`);
+      await reach(page, 'failed');
+      const small = await failure(page);
+      assert.equal(small.code, 'budget');
+      assert.match(small.text, /\d+(\.\d+)? MiB/);
+    });
+  });
+
+  test('the command asks the page and prints its reply only', async () => {
+    const command = ['tests/browser/ask.mjs', '--prompt', REPLIES[1].prompt, '--query', 'backend=cpu', '--isolated'];
+    const run = promisify(execFile)(process.execPath, [...command, '/=www/dist', '/models=models'], { cwd: ROOT });
+    const { stdout } = await run;
+    assert.equal(stdout, `${REPLIES[1].text}\n`);
+  });
+});
