@@ -47,6 +47,22 @@ export function greedy(prompt, more = {}) {
   return { messages, temperature: 0, max_tokens: 32, return_token_ids: true, ...more };
 }
 
+/**
+ * Loads with the budget that holds this part of the experts, found in steps, because a smaller budget may also make
+ * other buffers smaller.
+ */
+export async function loadPart(page, backend, part) {
+  const slots = Math.round(EXPERTS * part);
+  let loaded = await load(page, { backend });
+  for (let tries = 0; tries < 4 && !loaded.error && loaded.stats.pool.slots !== slots; tries += 1) {
+    const { memory, pool } = loaded.stats;
+    const slot = memory.entries.find((entry) => entry.kind === 'pool').bytes / pool.slots;
+    loaded = await load(page, { backend, memoryBudget: Math.ceil(memory.total - (pool.slots - slots) * slot) });
+  }
+  if (loaded.error) throw new Error(loaded.error.message);
+  return loaded.stats;
+}
+
 export async function answersAsRecorded(page, replies = REPLIES) {
   for (const { prompt, token_ids, text } of replies) {
     const reply = await chat(page, greedy(prompt));

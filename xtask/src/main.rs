@@ -1,8 +1,9 @@
-//! What a contributor runs: `cargo xtask demo`, `cargo xtask test`, `cargo xtask build`.
+//! What a contributor runs: `cargo xtask demo`, `cargo xtask test`, `cargo xtask bench`, `cargo xtask build`.
 //!
 //! Each command first sets up what is missing on the machine and says so. Everything it has to say goes to standard
 //! error; standard output carries results only.
 
+mod bench;
 mod demo;
 mod exec;
 mod setup;
@@ -31,6 +32,8 @@ enum Command {
     Demo(demo::Options),
     /// Run every check there is: formatting, lints, native tests, the package and the browser suite
     Test(test::Options),
+    /// Measure speed and size: native and Chromium, CPU and GPU, all and a quarter of the experts resident
+    Bench(bench::Options),
     /// Build the wasm module, the npm package and the page
     Build(web::Options),
 }
@@ -53,6 +56,7 @@ fn run(cli: Cli) -> Result<()> {
     match cli.command {
         Command::Demo(options) => demo::run(&root, &options),
         Command::Test(options) => test::run(&root, &options),
+        Command::Bench(options) => bench::run(&root, &options),
         Command::Build(options) => web::run(&root, &options),
     }
 }

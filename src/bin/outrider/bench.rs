@@ -1,9 +1,11 @@
-//! `outrider bench`: decode speed with every expert resident and with a part of them, interleaved in one run.
+//! `outrider bench`: speed of greedy replies with every expert resident and with a part of them, interleaved in one run.
 
 use std::time::Instant;
 
+use outrider::chat::Chat;
+use outrider::chat::openai::{ChatRequest, Message, Role};
 use outrider::engine::{Engine, Want, sampler};
-use outrider::error::Result;
+use outrider::error::{Error, Result};
 use serde::Serialize;
 
 use crate::model::ModelArgs;
@@ -13,11 +15,14 @@ use crate::model::ModelArgs;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
+    /// What to ask the model; may be repeated
+    #[arg(long, value_name = "PROMPT", default_value = "Can you find me a restaurant in San Jose?")]
+    ask: Vec<String>,
     /// Parts of the experts that the pool holds, the first the baseline of the ratios
     #[arg(long, value_delimiter = ',', default_value = "1,0.25")]
     pool: Vec<f64>,
-    /// Tokens decoded a round, after a prompt of as many
-    #[arg(long, default_value_t = 48)]
+    /// Tokens of a reply at most
+    #[arg(long, default_value_t = 32)]
     tokens: usize,
     /// Rounds, in each of which every configuration runs twice, in both orders
     #[arg(long, default_value_t = 3)]
@@ -42,6 +47,23 @@ struct Row {
     expert_bytes_per_token: f64,
 }
 
+#[derive(Default)]
+struct Speed {
+    tokens: usize,
+    seconds: f64,
+}
+
+impl Speed {
+    fn add(&mut self, tokens: usize, start: Instant) {
+        self.tokens += tokens;
+        self.seconds += start.elapsed().as_secs_f64();
+    }
+
+    fn per_second(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
 struct Sample {
     prefill: f64,
     decode: f64,
@@ -53,6 +75,9 @@ pub fn run(args: Args) -> Result<()> {
 
 impl Args {
     async fn run(self) -> Result<()> {
+        if self.ask.is_empty() || self.pool.is_empty() || self.rounds == 0 {
+            return Err(Error::Request("a measurement needs a question, a pool and a round".to_owned()));
+        }
         let everything = self.model.load().await?.slots();
         let mut engines = Vec::new();
         for part in &self.pool {
@@ -92,18 +117,31 @@ impl Args {
         Ok(())
     }
 
+    /// Answers every question, each in a new sequence.
     async fn measure(&self, engine: &mut Engine) -> Result<Sample> {
-        let vocab = engine.plan().vocab;
-        let prompt: Vec<u32> = (0..self.tokens).map(|i| (3 + i * 131 % (vocab - 3)) as u32).collect();
-        engine.reset()?;
-        let start = Instant::now();
-        let mut logits = engine.forward(&prompt, Want::Last, None).await?;
-        let prefill = self.tokens as f64 / start.elapsed().as_secs_f64();
-        let start = Instant::now();
-        for _ in 0..self.tokens {
-            logits = engine.forward(&[sampler::argmax(&logits)?], Want::Last, None).await?;
+        let chat = Chat::of_pack(engine.pack()).await?;
+        let (mut read, mut written) = (Speed::default(), Speed::default());
+        for question in &self.ask {
+            let request = ChatRequest {
+                temperature: Some(0.0),
+                max_tokens: Some(self.tokens),
+                ..ChatRequest::new(vec![Message::new(Role::User, question)])
+            };
+            let prompt = chat.prompt(&request)?;
+            let mut reply = chat.reply(&request, "bench", prompt.len(), self.tokens);
+            engine.reset()?;
+            let start = Instant::now();
+            let mut token = sampler::argmax(&engine.forward(&prompt, Want::Last, None).await?)?;
+            read.add(prompt.len(), start);
+            reply.push(token)?;
+            let start = Instant::now();
+            while reply.finish_reason().is_none() {
+                token = sampler::argmax(&engine.forward(&[token], Want::Last, None).await?)?;
+                reply.push(token)?;
+            }
+            written.add(reply.usage().completion_tokens - 1, start);
         }
-        Ok(Sample { prefill, decode: self.tokens as f64 / start.elapsed().as_secs_f64() })
+        Ok(Sample { prefill: read.per_second(), decode: written.per_second() })
     }
 
     fn print(&self, row: &Row) {

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 
 import { PATIENCE } from '../harness.mjs';
-import { EXPERTS, REPLIES, answersAsRecorded, chat, greedy, load, servePackage, withPackage } from '../package.mjs';
+import { EXPERTS, REPLIES, answersAsRecorded, chat, greedy, load, loadPart, servePackage, withPackage } from '../package.mjs';
 
 const quick = process.argv.includes('--quick');
 
@@ -24,19 +24,6 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
     await isolated.close();
   });
 
-  /** Loads with the budget that holds a quarter of the experts; the ledger may have given other parts more or less. */
-  async function loadQuarter(page, backend, whole) {
-    const slot = whole.memory.entries.find((entry) => entry.kind === 'pool').bytes / EXPERTS;
-    let part = { stats: whole };
-    for (let tries = 0; tries < 4 && part.stats.pool.slots !== EXPERTS / 4; tries += 1) {
-      const memoryBudget = Math.ceil(part.stats.memory.total - (part.stats.pool.slots - EXPERTS / 4) * slot);
-      part = await load(page, { backend, memoryBudget });
-      assert.ifError(part.error);
-      assert.equal(part.stats.memory.budget, memoryBudget);
-    }
-    return part.stats;
-  }
-
   for (const [backend, replies] of [
     ['cpu', REPLIES],
     ['gpu', SOME],
@@ -50,7 +37,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
         assert.equal(whole.stats.pool.slots, EXPERTS);
         await answersAsRecorded(page, replies);
 
-        const { memory, pool } = await loadQuarter(page, backend, whole.stats);
+        const { memory, pool } = await loadPart(page, backend, 1 / 4);
         assert.equal(pool.slots, EXPERTS / 4);
         assert.ok(memory.total <= memory.budget);
         assert.equal(memory.total, memory.entries.reduce((sum, entry) => sum + entry.bytes, 0));

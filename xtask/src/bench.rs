@@ -1,0 +1,198 @@
+//! `cargo xtask bench`: how fast the bundled model answers, natively and in Chromium, on both backends, with every
+//! expert resident and with a quarter of them; and how large what a page loads is.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::exec::{self, cargo};
+use crate::web::{self, Profile};
+use crate::{say, setup};
+
+const MODEL: &str = "models/concierge";
+const RECORD: &str = "benches/README.md";
+const BUDGET_GZIPPED: usize = 2_000_000;
+
+#[derive(Args)]
+pub struct Options {
+    /// Print one JSON object at the end instead of tables
+    #[arg(long)]
+    json: bool,
+    /// Write the tables to benches/README.md too
+    #[arg(long)]
+    write: bool,
+    /// Rounds, in each of which every pool size is measured twice, in both orders
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+/// What `outrider bench --json` and `tests/browser/bench.mjs` print.
+#[derive(Debug, Serialize, Deserialize)]
+struct Row {
+    #[serde(default)]
+    name: String,
+    backend: String,
+    pool: f64,
+    slots: usize,
+    prefill: f64,
+    decode: f64,
+    ratio: f64,
+    hit: f64,
+    expert_bytes_per_token: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Part {
+    name: &'static str,
+    bytes: usize,
+    gzipped: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    cores: usize,
+    cpu: String,
+    rows: Vec<Row>,
+    sizes: Vec<Part>,
+}
+
+pub fn run(root: &Path, options: &Options) -> Result<()> {
+    let chromium = setup::chromium()?;
+    let driver = setup::vulkan()?;
+    web::build(root, Profile::Ship, web::Step::Page)?;
+    exec::run(cargo(root).args(["build", "--quiet", "--workspace", "--bins", "--tests"]))?;
+    let questions = questions(root)?;
+    let cli = exec::target_dir(root).join("debug").join(format!("outrider{}", std::env::consts::EXE_SUFFIX));
+
+    let mut rows = Vec::new();
+    for backend in ["cpu", "gpu"] {
+        say!("measuring the native {} backend", backend.to_uppercase());
+        let mut native = Command::new(&cli);
+        native.current_dir(root).args(["bench", MODEL, "--json", "--backend", backend]);
+        native.args(["--rounds", &options.rounds.to_string()]).envs(driver.iter().map(|d| ("VK_DRIVER_FILES", d)));
+        rows.extend(measure(ask(&mut native, &questions), &format!("native {backend}"))?);
+    }
+    for backend in ["cpu", "gpu"] {
+        say!("measuring the {} backend in Chromium", backend.to_uppercase());
+        let mut browser = Command::new("node");
+        browser.current_dir(root).arg("tests/browser/bench.mjs").args(["--backend", backend]);
+        browser.args(["--rounds", &options.rounds.to_string()]).env("OUTRIDER_CHROMIUM", &chromium);
+        rows.extend(measure(ask(&mut browser, &questions), &format!("Chromium {backend}"))?);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let report = Report { cores, cpu: cpu_name(), rows, sizes: sizes(root)? };
+    if options.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        println!("{}", tables(&report));
+    }
+    if options.write {
+        let path = root.join(RECORD);
+        std::fs::create_dir_all(path.parent().context("the record has a directory")?)?;
+        std::fs::write(&path, format!("{INTRODUCTION}{}", tables(&report)))?;
+        say!("wrote {RECORD}");
+    }
+    let page = report.sizes.last().map_or(0, |part| part.gzipped);
+    if page >= BUDGET_GZIPPED {
+        bail!("the page without the model is {page} bytes gzipped; it is to stay below {BUDGET_GZIPPED}");
+    }
+    Ok(())
+}
+
+/// The questions whose answers the tests know, so that every backend does the same work.
+fn questions(root: &Path) -> Result<Vec<String>> {
+    let replies: Vec<Value> = serde_json::from_slice(&std::fs::read(root.join("tests/data/concierge/replies.json"))?)?;
+    replies.iter().map(|r| Ok(r["prompt"].as_str().context("a reply has a prompt")?.to_string())).collect()
+}
+
+fn ask<'a>(command: &'a mut Command, questions: &[String]) -> &'a mut Command {
+    command.args(questions.iter().flat_map(|question| ["--ask", question]))
+}
+
+fn measure(command: &mut Command, name: &str) -> Result<Vec<Row>> {
+    let lines = exec::capture(command)?;
+    let row = |line: &str| {
+        let mut row: Row = serde_json::from_str(line).with_context(|| format!("not a row: {line}"))?;
+        row.name = format!("{name}, {}", if row.pool == 1.0 { "every expert" } else { "a quarter of the experts" });
+        Ok(row)
+    };
+    lines.lines().map(row).collect()
+}
+
+/// What a visitor loads before the model: the wasm module, all scripts, and the whole page.
+fn sizes(root: &Path) -> Result<Vec<Part>> {
+    let mut parts =
+        [("wasm module", "wasm"), ("scripts", "js"), ("page without the model", "")].map(|(name, extension)| {
+            let part = Part { name, bytes: 0, gzipped: 0 };
+            (extension, part)
+        });
+    let mut directories = vec![root.join("www/dist")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(&directory)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let bytes = std::fs::read(&path)?;
+            let gzipped = gzipped(&bytes)?;
+            for (extension, part) in &mut parts {
+                if extension.is_empty() || path.extension().is_some_and(|e| e == *extension) {
+                    part.bytes += bytes.len();
+                    part.gzipped += gzipped;
+                }
+            }
+        }
+    }
+    Ok(parts.map(|(_, part)| part).into())
+}
+
+fn gzipped(bytes: &[u8]) -> Result<usize> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut encoder, bytes)?;
+    Ok(encoder.finish()?.len())
+}
+
+fn cpu_name() -> String {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
+    model.unwrap_or(std::env::consts::ARCH).to_string()
+}
+
+const INTRODUCTION: &str = "\
+# Measurements
+
+Written by `cargo xtask bench --write`; `--json` prints the same as one object. Replies of the bundled model to the
+questions of `tests/data/concierge/replies.json`, greedy, one sequence at a time. The pool sizes take turns (in rounds,
+in both orders), so that what else the machine does hits both. A ratio is the median over pairs of runs, against every
+expert resident in the same environment. Files are in the operating system's cache: what is measured is the path of an
+expert, not a disk. Speeds are only comparable within one run on one machine; a software renderer says nothing about a
+GPU.
+
+";
+
+fn tables(report: &Report) -> String {
+    let mut out = format!("{} cores, {}\n\n", report.cores, report.cpu);
+    out += "| | runs on | slots | prompt tokens/s | reply tokens/s | ratio | hits | read a token |\n";
+    out += "|---|---|---:|---:|---:|---:|---:|---:|\n";
+    for row in &report.rows {
+        let (name, backend, slots) = (&row.name, &row.backend, row.slots);
+        let hits = 100.0 * row.hit;
+        let read = row.expert_bytes_per_token / 1000.0;
+        let _ = writeln!(
+            out,
+            "| {name} | {backend} | {slots} | {:.0} | {:.1} | {:.2} | {hits:.0} % | {read:.0} kB |",
+            row.prefill, row.decode, row.ratio
+        );
+    }
+    out += "\n| what a page loads | bytes | gzipped |\n|---|---:|---:|\n";
+    for part in &report.sizes {
+        let _ = writeln!(out, "| {} | {} | {} |", part.name, part.bytes, part.gzipped);
+    }
+    out
+}
