@@ -1,5 +1,5 @@
 //! Outrider runs Mixture-of-Experts language models that are larger than memory: experts live on flash and are read
-//! into a bounded pool while the current layer computes; no expert is ever skipped. Native and in a browser tab.
+//! into a bounded pool when a token needs them; no expert is ever skipped. Native and in a browser tab.
 //!
 //! The rooms, top to bottom; a module may use what stands below it:
 

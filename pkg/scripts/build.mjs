@@ -1,4 +1,4 @@
-// Builds `dist`: JavaScript and types from `src`, and the wasm module that `cargo xtask web` has put into `wasm`.
+// Builds `dist`: JavaScript and types from `src`, and the wasm module that `cargo xtask build` has put into `wasm`.
 
 import { execFileSync } from 'node:child_process';
 import { cp, mkdir, rm } from 'node:fs/promises';
@@ -16,3 +16,5 @@ await mkdir(path('dist/wasm'), { recursive: true });
 for (const file of ['outrider.js', 'outrider_bg.wasm']) {
   await cp(path(`wasm/${file}`), path(`dist/wasm/${file}`));
 }
+// npm packs what lies in the package's own directory.
+for (const file of ['LICENSE-MIT', 'LICENSE-APACHE']) await cp(path(`../${file}`), path(file));
