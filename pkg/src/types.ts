@@ -38,6 +38,8 @@ export interface Stats {
     budget: number;
     total: number;
     entries: { kind: MemoryKind; bytes: number }[];
+    /** Size of the wasm memory, in which some of the entries lie: all of them with the CPU, `host` and `staging` with the GPU. */
+    wasm: number;
   };
   pool: { slots: number; experts: number; hits: number; misses: number; bytesRead: number };
   /** Of the reply in progress, or the last one; tokens per second, 0 before there are any. */

@@ -99,10 +99,26 @@ fn request<'a>(
     }
 }
 
-/// Tokenizer, template, manifest and tables: measured at about this many times their files.
+/// The module itself, and tokenizer, template, manifest and tables, measured at about this many times their files.
 fn host_bytes(manifest: &Manifest) -> u64 {
     let files: u64 = manifest.files.iter().map(|f| f.bytes).sum();
-    8 * files + 256 * manifest.extents.len() as u64 + (1 << 20)
+    module_bytes() + 8 * files + 256 * manifest.extents.len() as u64 + (1 << 20)
+}
+
+/// What a wasm module takes up in its memory before it allocates anything, constants and the stack, and what lies idle
+/// between allocations, since that memory never shrinks.
+#[cfg(target_arch = "wasm32")]
+fn module_bytes() -> u64 {
+    unsafe extern "C" {
+        /// Defined by the linker; only its address means something.
+        static __heap_base: u8;
+    }
+    (&raw const __heap_base).addr() as u64 + (512 << 10)
+}
+
+#[cfg(not(target_arch = "wasm32"))]
+fn module_bytes() -> u64 {
+    0
 }
 
 impl Engine {

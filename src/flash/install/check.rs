@@ -9,6 +9,10 @@ use crate::flash::Bytes;
 /// Bytes read at once while checking what is in the store.
 const PIECE: u64 = 2 << 20;
 
+/// Bytes brought into wasm memory at once to be hashed: that memory never shrinks again.
+#[cfg(target_arch = "wasm32")]
+const WINDOW: usize = 64 << 10;
+
 /// Checks consecutive extents of a file against a contiguous stream of its bytes.
 pub(super) struct Check<'a> {
     extents: &'a [Extent],
@@ -41,9 +45,13 @@ impl<'a> Check<'a> {
             #[cfg(target_arch = "wasm32")]
             Bytes::Js(array) => {
                 let mut scratch = std::mem::take(&mut self.scratch);
-                scratch.resize(array.length() as usize, 0);
-                array.copy_to(&mut scratch);
-                self.feed_slice(&scratch);
+                let len = array.length();
+                for start in (0..len).step_by(WINDOW) {
+                    let part = array.subarray(start, (start + WINDOW as u32).min(len));
+                    scratch.resize(part.length() as usize, 0);
+                    part.copy_to(&mut scratch);
+                    self.feed_slice(&scratch);
+                }
                 self.scratch = scratch;
             }
         }

@@ -24,6 +24,14 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
     await isolated.close();
   });
 
+  /** The ledger covers the wasm memory, which holds everything with the CPU, and what is not on the GPU otherwise. */
+  function withinMemory({ backend, memory }) {
+    const bytes = (kind) => memory.entries.find((entry) => entry.kind === kind).bytes;
+    const covered = backend.kind === 'cpu' ? memory.total : bytes('host') + bytes('staging');
+    assert.ok(memory.wasm <= covered, `${memory.wasm} bytes of wasm memory where ${covered} were counted`);
+    assert.ok(memory.total <= memory.budget);
+  }
+
   for (const [backend, replies] of [
     ['cpu', REPLIES],
     ['gpu', SOME],
@@ -36,6 +44,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
         assert.equal(whole.stats.backend.kind, backend);
         assert.equal(whole.stats.pool.slots, EXPERTS);
         await answersAsRecorded(page, replies);
+        withinMemory(await page.evaluate(() => globalThis.stats()));
 
         const { memory, pool } = await loadPart(page, backend, 1 / 4);
         assert.equal(pool.slots, EXPERTS / 4);
@@ -43,6 +52,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
         assert.equal(memory.total, memory.entries.reduce((sum, entry) => sum + entry.bytes, 0));
         await answersAsRecorded(page, replies);
         const after = await page.evaluate(() => globalThis.stats());
+        withinMemory(after);
         assert.ok(after.pool.hits > 0 && after.pool.misses > 0 && after.pool.bytesRead > 0);
       });
     });
