@@ -16,8 +16,29 @@ const PATIENCE_MS = 1500;
 const RETRY_MS = 50;
 
 /**
- * Opens a file, for writing also one that does not exist, by a synchronous handle, the fastest way by far. Where there are none, or another tab holds the only one
- * there may be, files are read as slices, and written through a stream.
+ * Whether files have synchronous handles here. Tried on a file of its own, because WebKitGTK, which offers them and has
+ * none, never lets go of a file that it was asked for one of.
+ */
+let synchronous: Promise<boolean> | undefined;
+
+async function hasSyncHandles(): Promise<boolean> {
+  if (!('createSyncAccessHandle' in FileSystemFileHandle.prototype)) return false;
+  const root = await navigator.storage.getDirectory();
+  const name = `outrider-probe-${Math.random().toString(36).slice(2)}`;
+  const entry = await root.getFileHandle(name, { create: true });
+  try {
+    (await entry.createSyncAccessHandle()).close();
+    return true;
+  } catch {
+    return false;
+  } finally {
+    await root.removeEntry(name).catch(() => {});
+  }
+}
+
+/**
+ * Opens a file, for writing also one that does not exist, by a synchronous handle, the fastest way by far. Where there
+ * are none, or another tab holds the only one there may be, files are read as slices, and written through a stream.
  */
 export async function openFile(
   directory: FileSystemDirectoryHandle,
@@ -25,8 +46,9 @@ export async function openFile(
   writable: boolean,
 ): Promise<PackFile> {
   try {
+    synchronous ??= hasSyncHandles();
     const entry = await directory.getFileHandle(name, { create: writable });
-    if (!('createSyncAccessHandle' in entry)) return new StreamedFile(entry as FileSystemFileHandle, name, writable);
+    if (!(await synchronous)) return new StreamedFile(entry, name, writable);
     const deadline = Date.now() + PATIENCE_MS;
     for (;;) {
       try {
@@ -35,9 +57,7 @@ export async function openFile(
         const open = entry.createSyncAccessHandle as (options: { mode: string }) => Promise<FileSystemSyncAccessHandle>;
         return new SyncFile(await open.call(entry, { mode }), name);
       } catch (error) {
-        const reason = (error as DOMException).name;
-        if (reason === 'NotSupportedError') return new StreamedFile(entry, name, writable);
-        if (reason !== 'NoModificationAllowedError') throw error;
+        if ((error as DOMException).name !== 'NoModificationAllowedError') throw error;
         if (Date.now() > deadline) {
           if (!writable) return new StreamedFile(entry, name, false);
           throw error;
@@ -127,7 +147,15 @@ class SyncFile implements PackFile {
   }
 }
 
+/**
+ * A stream's bytes reach the file when the stream is closed, and until then a closed tab loses them; but the next stream
+ * begins by copying the file. So streams are closed ever less often as a file grows.
+ */
+const SETTLE_BYTES = 4 << 20;
+
 class StreamedFile implements PackFile {
+  #end = 0;
+  #unsettled = 0;
   #writer: FileSystemWritableFileStream | undefined;
   /** Operations run one after another, as on a synchronous handle. */
   #last: Promise<unknown> = Promise.resolve();
@@ -158,6 +186,9 @@ class StreamedFile implements PackFile {
     return this.#next(bytes.length, async () => {
       const writer = await this.#writing();
       await writer.write({ type: 'write', position: offset, data: bytes });
+      this.#end = Math.max(this.#end, offset + bytes.length);
+      this.#unsettled += bytes.length;
+      if (this.#unsettled >= Math.max(SETTLE_BYTES, this.#end / 2)) await this.#settle();
     });
   }
 
@@ -184,10 +215,10 @@ class StreamedFile implements PackFile {
     return (this.#writer ??= await this.entry.createWritable({ keepExistingData: true }));
   }
 
-  /** What a stream was given is in the file once the stream is closed. */
   async #settle(): Promise<void> {
     const writer = this.#writer;
     this.#writer = undefined;
+    this.#unsettled = 0;
     await writer?.close();
   }
 

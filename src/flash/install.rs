@@ -345,7 +345,8 @@ impl Install<'_> {
                 return Err(Error::Corrupt { path: run.file.name.clone(), offset: extent.offset, len: extent.len });
             }
         }
-        Ok(())
+        // Before the next run is asked for, so that an end at any moment costs no more than what is under way.
+        self.store.flush(&run.file.name).await
     }
 
     /// Brings a run into the store, resuming broken connections; returns which of its extents arrived wrong.

@@ -6,7 +6,7 @@
 import { parseArgs } from 'node:util';
 
 import { browser, closeBrowser } from './harness.mjs';
-import { chat, greedy, loadPart, servePackage, withPackage } from './package.mjs';
+import { BROWSERS, chat, greedy, loadPart, servePackage } from './package.mjs';
 
 const { values } = parseArgs({
   options: {
@@ -49,19 +49,19 @@ try {
   const open = async (rest, pages) => {
     if (rest.length > 0) {
       // One page within the other, so that all of them are open at once.
-      return withPackage(server, async (page) => {
+      return BROWSERS[0].open(server, async (page) => {
         const stats = await loadPart(page, backend, rest[0]);
         await open(rest.slice(1), [...pages, { page, part: rest[0], stats, samples: [] }]);
       });
     }
     for (const { page } of pages) await measure(page);
-    for (const one of pages) one.before = await one.page.evaluate(() => globalThis.stats());
+    for (const one of pages) one.before = await one.page.call('stats');
     for (let round = 0; round < Number(values.rounds); round += 1) {
       for (const one of [...pages, ...pages.toReversed()]) one.samples.push(await measure(one.page));
     }
     const version = (await browser()).version();
     for (const { page, part, stats, before, samples } of pages) {
-      const { pool } = await page.evaluate(() => globalThis.stats());
+      const { pool } = await page.call('stats');
       const [hits, misses] = [pool.hits - before.pool.hits, pool.misses - before.pool.misses];
       const tokens = samples.reduce((sum, sample) => sum + sample.tokens, 0);
       const row = {

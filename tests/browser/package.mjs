@@ -5,6 +5,7 @@ import { readFile } from 'node:fs/promises';
 import { fileURLToPath } from 'node:url';
 
 import { withPage } from './harness.mjs';
+import { Remote, withRemoteBrowser } from './remote.mjs';
 import { startServer } from './server.mjs';
 
 export const ROOT = fileURLToPath(new URL('../../', import.meta.url));
@@ -22,23 +23,51 @@ export function servePackage(options = {}) {
   return startServer({ mounts, ...options });
 }
 
-/** A page on that server which has the package as `outrider`, and helpers for `evaluate`. */
-export function withPackage(server, use) {
+/**
+ * Where the package is tested. `open(server, use)` calls `use(page)` with a fresh profile and `fixtures/bare.html`:
+ * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again.
+ */
+export const BROWSERS = [
+  { name: 'Chromium', gpu: true, skip: false, open: openChromium },
+  remoteBrowser('Firefox', process.env.OUTRIDER_FIREFOX, true),
+  remoteBrowser('WebKit', process.env.OUTRIDER_WEBKIT, false),
+].filter(({ name }) => name === 'Chromium' || !process.argv.includes('--quick'));
+
+function openChromium(server, use) {
   return withPage(async (page) => {
+    const ready = () => page.waitForFunction(() => 'outrider' in globalThis);
     await page.goto(`${server.origin}/bare.html`);
-    await page.waitForFunction(() => 'outrider' in globalThis);
-    await use(page);
+    await ready();
+    await use({
+      call: (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]),
+      async reload() {
+        await page.reload();
+        await ready();
+      },
+    });
   });
 }
 
+function remoteBrowser(name, executable, gpu) {
+  const skip = executable ? false : `no ${name} was found`;
+  const open = async (server, use) => {
+    const remote = new Remote();
+    server.routes.set('/remote', (request, response) => remote.handle(request, response));
+    const call = remote.call.bind(remote);
+    const page = { call, reload: () => call('reload') };
+    await withRemoteBrowser(name, executable, `${server.origin}/bare.html?remote`, remote, () => use(page));
+  };
+  return { name, gpu, skip, open };
+}
+
 /** Loads a model into the page; what the package reported on the way. */
-export async function load(page, options = {}) {
-  return page.evaluate((options) => globalThis.load(options), { model: MODEL, ...options });
+export function load(page, options = {}) {
+  return page.call('load', { model: MODEL, ...options });
 }
 
 /** A whole reply, or `{ error: { code, message, details } }`. */
-export async function chat(page, request) {
-  return page.evaluate((request) => globalThis.chat(request), request);
+export function chat(page, request) {
+  return page.call('chat', request);
 }
 
 /** A request as `tests/replies.rs` makes it. */

@@ -37,6 +37,8 @@ const TYPES = {
  * @param {boolean} [options.cors] let pages of other origins read everything
  */
 export async function startServer({ mounts, port = 0, isolated = false, csp, cors = false }) {
+  /** URL prefix → (request, response) => void, for what is not files. */
+  const routes = new Map();
   const prefixes = Object.keys(mounts).sort((a, b) => b.length - a.length);
   const faults = new Set();
   const log = [];
@@ -56,6 +58,8 @@ export async function startServer({ mounts, port = 0, isolated = false, csp, cor
 
   const server = createServer((request, response) => {
     const url = new URL(request.url, 'http://localhost');
+    const route = [...routes].find(([prefix]) => url.pathname.startsWith(prefix));
+    if (route) return route[1](request, response);
     const entry = { method: request.method, path: url.pathname, range: request.headers.range, status: 0, bytes: 0 };
     log.push(entry);
     for (const [name, value] of Object.entries(headers)) response.setHeader(name, value);
@@ -75,6 +79,7 @@ export async function startServer({ mounts, port = 0, isolated = false, csp, cor
     origin: `http://localhost:${server.address().port}`,
     /** Every request so far: {method, path, range, status, bytes}. */
     log,
+    routes,
     /**
      * Makes requests misbehave whose path matches `pattern` (a string it contains, or a regular expression); returns a
      * function that ends it. `fault` may hold: `status` (an answer without the file), `cutAfter` (break the connection

@@ -43,21 +43,7 @@ pub fn node_modules(root: &Path) -> Result<()> {
 /// A browser of the Chromium family: `OUTRIDER_CHROMIUM`, one that is installed, or Debian's package where this may
 /// install it. The error says how to get one.
 pub fn chromium() -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os("OUTRIDER_CHROMIUM").map(PathBuf::from) {
-        if path.is_file() {
-            return Ok(path);
-        }
-        bail!("OUTRIDER_CHROMIUM names {}, which is no file", path.display());
-    }
-    if let Some(path) = installed_chromium() {
-        return Ok(path);
-    }
-    if apt_install("chromium", "no Chromium was found, and the page is driven in one")
-        && let Some(path) = installed_chromium()
-    {
-        return Ok(path);
-    }
-    bail!("no Chromium, Chrome or Edge was found: install one, or name its executable in OUTRIDER_CHROMIUM")
+    browser("Chromium, Chrome or Edge", "OUTRIDER_CHROMIUM", "chromium", &installed_chromium)
 }
 
 fn installed_chromium() -> Option<PathBuf> {
@@ -72,6 +58,51 @@ fn installed_chromium() -> Option<PathBuf> {
         r"C:\Program Files (x86)\Microsoft\Edge\Application\msedge.exe",
     ];
     NAMES.iter().find_map(|name| find(name)).or_else(|| PLACES.iter().map(PathBuf::from).find(|p| p.is_file()))
+}
+
+/// Firefox, found or installed as [`chromium`] is; `OUTRIDER_FIREFOX` names another.
+pub fn firefox() -> Result<PathBuf> {
+    const NAMES: [&str; 2] = ["firefox", "firefox-esr"];
+    let mac = PathBuf::from("/Applications/Firefox.app/Contents/MacOS/firefox");
+    let look = || NAMES.iter().find_map(|name| find(name)).or_else(|| mac.is_file().then(|| mac.clone()));
+    browser("Firefox", "OUTRIDER_FIREFOX", "firefox-esr", &look)
+}
+
+/// WebKitGTK's MiniBrowser, the nearest to Safari that runs on Linux, which needs a display: xvfb's.
+pub fn webkit() -> Result<PathBuf> {
+    const PLACES: [&str; 4] = [
+        "/usr/lib/x86_64-linux-gnu/webkit2gtk-4.1/MiniBrowser",
+        "/usr/lib/aarch64-linux-gnu/webkit2gtk-4.1/MiniBrowser",
+        "/usr/libexec/webkit2gtk-4.1/MiniBrowser",
+        "/usr/lib/webkit2gtk-4.1/MiniBrowser",
+    ];
+    let look = || PLACES.iter().map(PathBuf::from).find(|p| p.is_file());
+    let found = browser("WebKitGTK", "OUTRIDER_WEBKIT", "webkit2gtk-driver", &look)?;
+    if find("xvfb-run").is_none() && apt_install("xvfb", "WebKitGTK's browser needs a display") {
+        apt_install("xauth", "xvfb-run needs it");
+    }
+    if find("xvfb-run").is_none() {
+        bail!("WebKitGTK's browser needs a display: install xvfb");
+    }
+    Ok(found)
+}
+
+fn browser(name: &str, variable: &str, package: &str, look: &dyn Fn() -> Option<PathBuf>) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(variable).map(PathBuf::from) {
+        if path.is_file() {
+            return Ok(path);
+        }
+        bail!("{variable} names {}, which is no file", path.display());
+    }
+    if let Some(path) = look() {
+        return Ok(path);
+    }
+    if apt_install(package, &format!("no {name} was found, and the package is tested in it"))
+        && let Some(path) = look()
+    {
+        return Ok(path);
+    }
+    bail!("no {name} was found: install it, or name its executable in {variable}")
 }
 
 /// The Vulkan drivers that tests are to use: `None` leaves the choice to the loader (a real GPU, another platform, or

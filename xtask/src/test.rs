@@ -1,6 +1,6 @@
 //! `cargo xtask test`: every check there is, in the order in which a mistake shows soonest.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -41,7 +41,7 @@ enum Step {
     Doc,
     /// The wasm module, the npm package and the page build
     Package,
-    /// The package and the page in Chromium
+    /// The package in Chromium, Firefox and WebKitGTK, and the page in Chromium
     Browser,
 }
 
@@ -191,16 +191,19 @@ impl Suite<'_> {
             .args(self.options.filter.iter().flat_map(|text| ["--test-name-pattern", text]))
             .arg("tests/browser/main.mjs")
             .args(self.options.quick.then_some("--quick"))
-            .env("OUTRIDER_CHROMIUM", chromium)
-            .env("OUTRIDER_CLI", self.native_cli()?);
+            .env("OUTRIDER_CHROMIUM", chromium);
+        if !self.options.quick {
+            // Firefox's WebGPU is to find the same driver as the native tests do.
+            command.envs(setup::vulkan().ok().flatten().map(|path| ("VK_DRIVER_FILES", path)));
+            for (variable, found) in [("OUTRIDER_FIREFOX", setup::firefox()), ("OUTRIDER_WEBKIT", setup::webkit())] {
+                match found {
+                    Ok(path) => _ = command.env(variable, path),
+                    Err(why) if self.ci => return Err(why),
+                    Err(why) => say!("SKIPPED: {why:#}"),
+                }
+            }
+        }
         self.suite(&mut command)
-    }
-
-    /// The command line tool, whose CPU backend says what the browser must answer.
-    fn native_cli(&self) -> Result<PathBuf> {
-        // With the tests, because these are the features they were built with: nothing is compiled twice.
-        exec::run(cargo(self.root).args(["build", "--quiet", "--workspace", "--bins", "--tests"]))?;
-        Ok(exec::target_dir(self.root).join("debug").join(format!("outrider{}", std::env::consts::EXE_SUFFIX)))
     }
 
     /// Runs a suite and counts its tests. One that fails without a failed test (it does not compile) counts as one.

@@ -1,17 +1,17 @@
-// The npm package in Chromium: the right tokens from experts on flash, streams, stops, and what a page may ask wrongly.
+// The npm package in every browser: the right tokens from experts on flash, streams, stops, and what a page may ask wrongly.
 
 import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 
 import { PATIENCE } from '../harness.mjs';
-import { EXPERTS, REPLIES, answersAsRecorded, chat, greedy, load, loadPart, servePackage, withPackage } from '../package.mjs';
+import { BROWSERS, EXPERTS, REPLIES, answersAsRecorded, chat, greedy, load, loadPart, servePackage } from '../package.mjs';
 
 const quick = process.argv.includes('--quick');
 
 /** Software rendering is slow: the GPU answers some of the prompts, the CPU all of them. */
 const SOME = REPLIES.slice(0, quick ? 1 : 5);
 
-describe('the package', { timeout: 8 * PATIENCE }, () => {
+for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${name}`, { timeout: 8 * PATIENCE, skip }, () => {
   let plain;
   let isolated;
 
@@ -34,24 +34,24 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
 
   for (const [backend, replies] of [
     ['cpu', REPLIES],
-    ['gpu', SOME],
+    ...(gpu ? [['gpu', SOME]] : []),
   ]) {
     test(`${backend}: the native CPU's tokens, with every expert resident and with a quarter`, async (context) => {
-      await withPackage(plain, async (page) => {
+      await open(plain, async (page) => {
         const whole = await load(page, { backend });
         assert.ifError(whole.error);
         context.diagnostic(`runs on ${JSON.stringify(whole.stats.backend)}`);
         assert.equal(whole.stats.backend.kind, backend);
         assert.equal(whole.stats.pool.slots, EXPERTS);
         await answersAsRecorded(page, replies);
-        withinMemory(await page.evaluate(() => globalThis.stats()));
+        withinMemory(await page.call('stats'));
 
         const { memory, pool } = await loadPart(page, backend, 1 / 4);
         assert.equal(pool.slots, EXPERTS / 4);
         assert.ok(memory.total <= memory.budget);
         assert.equal(memory.total, memory.entries.reduce((sum, entry) => sum + entry.bytes, 0));
         await answersAsRecorded(page, replies);
-        const after = await page.evaluate(() => globalThis.stats());
+        const after = await page.call('stats');
         withinMemory(after);
         assert.ok(after.pool.hits > 0 && after.pool.misses > 0 && after.pool.bytesRead > 0);
       });
@@ -59,7 +59,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
   }
 
   test('the smallest budget works, and one byte less names it before anything is downloaded', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       plain.log.length = 0;
       const { error } = await load(page, { backend: 'cpu', memoryBudget: 1000 });
       assert.equal(error.code, 'budget');
@@ -81,8 +81,8 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
       [plain, false],
       [isolated, true],
     ]) {
-      await withPackage(server, async (page) => {
-        assert.equal(await page.evaluate(() => crossOriginIsolated), isolation);
+      await open(server, async (page) => {
+        assert.equal(await page.call('isolated'), isolation);
         assert.ifError((await load(page, { backend: 'cpu' })).error);
         await answersAsRecorded(page, REPLIES.slice(0, 2));
       });
@@ -90,11 +90,11 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
   });
 
   test('a streamed reply is the whole reply in pieces', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
       const { prompt, text, token_ids } = REPLIES[3];
       const request = greedy(prompt, { stream_options: { include_usage: true } });
-      const { chunks, error } = await page.evaluate((request) => globalThis.stream(request), request);
+      const { chunks, error } = await page.call('stream', request);
       assert.ifError(error);
       assert.equal(chunks[0].choices[0].delta.role, 'assistant');
       assert.equal(chunks.map((chunk) => chunk.choices[0]?.delta.content ?? '').join(''), text);
@@ -112,7 +112,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
   });
 
   test('seeds, stop strings and lengths', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
       const { prompt, text } = REPLIES[3];
       const cut = await chat(page, greedy(prompt, { stop: [' will'] }));
@@ -128,12 +128,12 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
     });
   });
 
-  for (const backend of ['cpu', 'gpu']) {
+  for (const backend of gpu ? ['cpu', 'gpu'] : ['cpu']) {
     test(`${backend}: a reply is stopped midway, and the next is right`, async () => {
-      await withPackage(plain, async (page) => {
+      await open(plain, async (page) => {
         assert.ifError((await load(page, { backend })).error);
         const long = greedy('I need a hotel in London for two nights.', { max_tokens: 400, temperature: 1, seed: 1, stop: null });
-        const stopped = await page.evaluate((request) => globalThis.stream(request, 3), long);
+        const stopped = await page.call('stream', long, 3);
         assert.equal(stopped.error?.code, 'aborted', JSON.stringify(stopped.chunks.length));
         const texts = stopped.chunks.filter((chunk) => chunk.choices[0]?.delta.content).length;
         assert.ok(texts >= 3 && !stopped.chunks.some((chunk) => chunk.choices[0]?.finish_reason));
@@ -143,7 +143,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
   }
 
   test('requests that cannot be answered say why, and the engine goes on', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu', context: 256 })).error);
       const hello = [{ role: 'user', content: 'hello' }];
       for (const [request, code, says] of [
@@ -164,27 +164,20 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
   });
 
   test('dispose ends replies in progress and everything after with a typed error', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
-      const outcomes = await page.evaluate(async (request) => {
-        const reply = globalThis.stream(request);
-        await new Promise((resolve) => setTimeout(resolve, 50));
-        await globalThis.dispose();
-        return [await reply, await globalThis.chat(request)];
-      }, greedy('I need a hotel in London for two nights.', { max_tokens: 400, temperature: 1, seed: 1 }));
+      const long = greedy('I need a hotel in London for two nights.', { max_tokens: 400, temperature: 1, seed: 1 });
+      const outcomes = await page.call('disposeMidway', long);
       assert.ok(['disposed', 'aborted'].includes(outcomes[0].error?.code), JSON.stringify(outcomes[0].error));
       assert.equal(outcomes[1].error?.code, 'disposed');
     });
   });
 
   test('without WebGPU the CPU takes over and says so; asking for the GPU is an error', async () => {
-    await withPackage(plain, async (page) => {
+    await open(plain, async (page) => {
       // Workers get their own navigator, so the engine's worker is served with the property taken away.
-      await page.route('**/engine-worker.js', async (route) => {
-        const response = await route.fetch();
-        const body = `Object.defineProperty(navigator, 'gpu', { value: undefined });\n${await response.text()}`;
-        await route.fulfill({ response, body });
-      });
+      const body = (script) => `Object.defineProperty(navigator, 'gpu', { value: undefined });\n${script}`;
+      const end = plain.fault('engine-worker.js', { body });
       const automatic = await load(page, { backend: 'auto' });
       assert.ifError(automatic.error);
       assert.equal(automatic.stats.backend.kind, 'cpu');
@@ -192,6 +185,7 @@ describe('the package', { timeout: 8 * PATIENCE }, () => {
       await answersAsRecorded(page, REPLIES.slice(0, 1));
       const { error } = await load(page, { backend: 'gpu' });
       assert.equal(error.code, 'no_gpu');
+      end();
     });
   });
 });
