@@ -1,9 +1,16 @@
 //! What several test binaries share.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::rc::Rc;
 
-use outrider::engine::{Engine, Options, Want};
+use outrider::Result;
+use outrider::engine::{BackendChoice, Engine, Options, Probe, Want};
+use outrider::flash::{Flash, MemoryFlash};
+use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
+use outrider::pack::{MemorySink, Pack};
+use outrider::tensor::DType;
 use safetensors::SafeTensors;
 
 /// A reference's results: one safetensors file.
@@ -66,4 +73,53 @@ pub fn greedy(engine: &mut Engine, prompt: &[u32], n: usize) -> (Vec<u32>, f32) 
         input = vec![order[0] as u32];
     }
     (tokens, gap)
+}
+
+/// A file or directory of the repository.
+pub fn repository(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+pub const GOLDEN_CHECKPOINTS: [&str; 2] = ["tests/data/golden/qwen3_5_moe/a", "tests/data/golden/qwen3_5_moe/b"];
+
+/// Packs a checkpoint in memory.
+pub fn pack(checkpoint: &Path, experts: DType, core: DType) -> MemoryFlash {
+    let options = PackOptions::new(Precision::Given { experts, core });
+    let checkpoint = Checkpoint::open(checkpoint).unwrap();
+    pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ()).unwrap().pack
+}
+
+/// Loads a pack from wherever it is.
+pub fn load(flash: impl Flash + 'static, options: &Options) -> Result<Engine> {
+    pollster::block_on(async {
+        let pack = Pack::open(Rc::new(flash)).await?;
+        Engine::load(pack, options, |_, _| {}).await
+    })
+}
+
+/// Options for one backend.
+pub fn on(backend: BackendChoice) -> Options {
+    Options { backend, ..Options::default() }
+}
+
+/// Logits of every token of a prompt, with what the pass went through.
+pub fn forward(engine: &mut Engine, prompt: &[u32]) -> (Vec<f32>, Probe) {
+    engine.reset().unwrap();
+    let mut probe = Probe::default();
+    let logits = pollster::block_on(engine.forward(prompt, Want::All, Some(&mut probe))).unwrap();
+    (logits, probe)
+}
+
+/// What a run of the command line gave.
+pub struct Output {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+/// Runs the command line to its end.
+pub fn outrider(args: &[&str]) -> Output {
+    let out = Command::new(env!("CARGO_BIN_EXE_outrider")).args(args).stdin(Stdio::null()).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    Output { status: out.status, stdout: text(out.stdout), stderr: text(out.stderr) }
 }
