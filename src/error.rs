@@ -11,13 +11,32 @@ pub struct Size(pub u64);
 
 impl fmt::Display for Size {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(&str, u64); 3] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-        for (unit, bytes) in UNITS {
-            if self.0 >= bytes {
-                return write!(f, "{:.1} {unit}", self.0 as f64 / bytes as f64);
-            }
+        match self.unit() {
+            Some((unit, bytes)) => write!(f, "{:.1} {unit}", self.0 as f64 / bytes as f64),
+            None => write!(f, "{} bytes", self.0),
         }
-        write!(f, "{} bytes", self.0)
+    }
+}
+
+impl Size {
+    /// The largest unit that it has one of.
+    fn unit(self) -> Option<(&'static str, u64)> {
+        [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)].into_iter().find(|(_, bytes)| self.0 >= *bytes)
+    }
+}
+
+/// Bytes that are needed, rounded up: whoever types in what was printed has enough.
+struct Needed(u64);
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Size(self.0).unit() {
+            Some((unit, bytes)) => {
+                let tenths = (u128::from(self.0) * 10).div_ceil(u128::from(bytes));
+                write!(f, "{}.{} {unit}", tenths / 10, tenths % 10)
+            }
+            None => Size(self.0).fmt(f),
+        }
     }
 }
 
@@ -73,7 +92,7 @@ pub enum Error {
     MissingFile { file: String },
     #[error("tensor `{name}` cannot be stored as {dtype}: {reason}")]
     Encode { name: String, dtype: String, reason: String },
-    #[error("a budget of {} is too small: this model needs at least {} at a context of {context} tokens", Size(*.budget), Size(*.smallest))]
+    #[error("a budget of {} is too small: this model needs at least {} at a context of {context} tokens", Size(*.budget), Needed(*.smallest))]
     Budget { budget: u64, smallest: u64, context: usize },
     #[error("the prompt has {prompt} tokens and the context holds {context}; shorten it or raise the context")]
     Context { prompt: usize, context: usize },
@@ -157,7 +176,7 @@ impl Error {
 
 #[cfg(test)]
 mod tests {
-    use super::Size;
+    use super::{Needed, Size};
 
     #[test]
     fn sizes_are_read_as_people_write_them() {
@@ -175,6 +194,17 @@ mod tests {
         }
         for text in ["", "MiB", "-1", "1.2.3", "5 parsecs", "99999999999GiB", "1e30", "NaN", "inf"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_said_to_be_needed_is_enough() {
+        assert_eq!(Needed(9 << 20).to_string(), "9.0 MiB");
+        assert_eq!(Needed((9 << 20) + 1).to_string(), "9.1 MiB");
+        assert_eq!(Needed((1 << 20) - 1).to_string(), "1024.0 KiB");
+        for bytes in (0..64).flat_map(|shift| [3, 5, 7, 9].map(|n: u64| n << shift >> 4)) {
+            let Ok(Size(read)) = Needed(bytes).to_string().parse() else { continue };
+            assert!(read >= bytes && read - bytes <= bytes / 10, "{bytes} was read back as {read}");
         }
     }
 }

@@ -71,9 +71,35 @@ impl Tensors for Manifest {
     }
 }
 
+/// The forward plan of a pack. What is read is sized by the manifest and what computes on it by the configuration, so
+/// both must say the same.
+fn plan_of(manifest: &Manifest) -> Result<Plan> {
+    let plan = model::plan_for(&manifest.config, manifest)?;
+    let bad = |reason: String| Err(Error::format("pack", reason));
+    let e = &manifest.embedding;
+    if (e.rows, e.cols) != (plan.vocab, plan.hidden) {
+        let (rows, cols, vocab, hidden) = (e.rows, e.cols, plan.vocab, plan.hidden);
+        return bad(format!("the embedding is {rows} × {cols} where the configuration needs {vocab} × {hidden}"));
+    }
+    if let Some((experts, shape)) = manifest.experts.as_ref().zip(plan.expert)
+        && experts.shape() != shape
+    {
+        let (width, needed) = (experts.width, shape.gate.rows);
+        return bad(format!("its experts have a width of {width} where the configuration needs {needed}"));
+    }
+    let held = manifest.experts.as_ref().map_or(&[][..], |e| &e.layers);
+    for (layer, needed) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?.experts))) {
+        let held = held.get(layer).and_then(Option::as_ref).map_or(0, Vec::len);
+        if held != needed {
+            return bad(format!("layer {layer} has {held} experts where the configuration needs {needed}"));
+        }
+    }
+    Ok(plan)
+}
+
 /// The smallest budget with which a pack works, from its manifest alone.
 pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
-    let plan = model::plan_for(&manifest.config, manifest)?;
+    let plan = plan_of(manifest)?;
     let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
         BackendChoice::Gpu => &Gpu::workspace_for,
         _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
@@ -124,7 +150,7 @@ fn module_bytes() -> u64 {
 impl Engine {
     /// Loads a pack. `on_progress(done, total)` is told as core weights become resident, in bytes.
     pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let plan = model::plan_for(&pack.manifest().config, pack.manifest())?;
+        let plan = plan_of(pack.manifest())?;
         let mut notices = Vec::new();
         let wanted = match options.backend {
             BackendChoice::Cpu => None,

@@ -123,7 +123,9 @@ fn retrying<T>(url: &str, mut request: impl FnMut() -> Result<Result<T>, ureq::E
     for _ in 1..TRIES {
         match request() {
             Ok(answer) => return answer,
-            Err(ureq::Error::BadUri(reason)) => return Err(Error::Request(format!("`{url}`: {reason}"))),
+            Err(reason @ (ureq::Error::BadUri(_) | ureq::Error::Http(_))) => {
+                return Err(Error::Request(format!("`{url}` is not an address: {reason}")));
+            }
             Err(reason) => tracing::warn!("{url}: {reason}; trying again"),
         }
         std::thread::sleep(wait);

@@ -125,8 +125,8 @@ pub fn pack_checkpoint<S: Sink>(
     if let Some(shape) = plan.expert {
         for (layer, moe) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?))) {
             for expert in 0..moe.experts {
-                let mut extent = Vec::with_capacity(shape.bytes());
                 let matrices = source.expert(&shape, layer, expert)?;
+                let mut extent = Vec::with_capacity(shape.bytes());
                 let named = source::expert_names(layer, expert);
                 for ((values, layout), name) in matrices.iter().zip([shape.gate, shape.up, shape.down]).zip(&named) {
                     extent.extend(encode(&layout, name, values)?);
@@ -184,7 +184,8 @@ pub async fn open_model(location: &str) -> Result<Pack> {
     let checkpoint = Checkpoint::open(dir)?;
     let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();
     if bytes > MAX_IN_MEMORY {
-        let reason = format!("the checkpoint has {}; pack it first: outrider pack {location} -o PACK", Size(bytes));
+        let reason =
+            format!("the checkpoint has {}; pack it first: outrider pack {location} -o PACK --quant q4", Size(bytes));
         return Err(Error::Request(reason));
     }
     let options = PackOptions { provenance: false, ..PackOptions::new(Precision::Lossless) };

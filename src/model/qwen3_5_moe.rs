@@ -185,7 +185,8 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
     let head_normed = p.head_buffer("head normed", c.hidden_size);
     let logits = p.head_buffer("logits", c.vocab_size);
 
-    let mut layers = Vec::with_capacity(c.num_hidden_layers);
+    // Grows with the layers that are there, not with what the configuration says.
+    let mut layers = Vec::new();
     for layer in 0..c.num_hidden_layers {
         let at = format!("model.layers.{layer}");
         let mut mix = match c.layer_type(layer) {

@@ -224,9 +224,16 @@ impl<S: Sink> PackWriter<S> {
     }
 
     /// Adds a core tensor of any shape as f32.
+    ///
+    /// # Errors
+    /// [`Error::Encode`], naming the tensor, for values that are not finite.
     pub fn vector(&mut self, name: &str, shape: &[usize], values: &[f32]) -> Result<()> {
         assert_eq!(values.len(), shape.iter().product::<usize>(), "{name}: not its shape");
         let layout = Layout::new(crate::tensor::DType::F32, 1, values.len());
+        if let Some(at) = values.iter().position(|v| !v.is_finite()) {
+            let (dtype, reason) = (layout.dtype.to_string(), format!("value {at} is {}", values[at]));
+            return Err(Error::Encode { name: name.to_owned(), dtype, reason });
+        }
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.tensor(name, Kind::Vector, &layout, shape, &bytes)
     }
