@@ -26,7 +26,8 @@ impl Size {
 }
 
 /// Bytes that are needed, rounded up: whoever types in what was printed has enough.
-struct Needed(u64);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Needed(pub u64);
 
 impl fmt::Display for Needed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,7 +12,7 @@ use half::f16;
 use outrider::engine::{BackendChoice, Engine};
 use outrider::flash::MemoryFlash;
 use outrider::import::{Checkpoint, unpack};
-use outrider::pack::{DirectorySink, Pack};
+use outrider::pack::{DirectorySink, Pack, Replace};
 use outrider::tensor::{DType, GROUP, Layout};
 use pollster::block_on;
 
@@ -27,7 +27,7 @@ fn open(flash: &MemoryFlash) -> Pack {
 /// Unpacks into a directory of its own, which goes with the returned handle.
 fn unpacked(pack: &Pack) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    block_on(unpack(pack, DirectorySink::new(dir.path(), None).unwrap(), |_, _| ())).unwrap();
+    block_on(unpack(pack, DirectorySink::new(dir.path(), Replace::Nothing).unwrap(), |_, _| ())).unwrap();
     dir
 }
 

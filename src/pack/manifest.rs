@@ -264,6 +264,19 @@ pub fn check_file_name(name: &str) -> Result<()> {
     Ok(())
 }
 
+/// What every version of a manifest has; a newer one may have any other fields.
+#[derive(Deserialize)]
+struct Head {
+    format: String,
+    version: u64,
+}
+
+/// Whether this is the manifest of a pack, of whatever version.
+#[cfg(not(target_arch = "wasm32"))]
+pub(super) fn is_manifest(json: &[u8]) -> bool {
+    serde_json::from_slice(json).is_ok_and(|head: Head| head.format == FORMAT)
+}
+
 impl Manifest {
     /// Reads and validates a manifest. Whether the shards are as long as it says is for the caller to check.
     ///
@@ -271,12 +284,7 @@ impl Manifest {
     /// [`Error::Version`] for a format version this build does not know, [`Error::Format`] with the reason for
     /// anything that does not fit together.
     pub fn parse(json: &[u8]) -> Result<Manifest> {
-        // The version first: a newer manifest may have any fields.
-        #[derive(Deserialize)]
-        struct Head {
-            format: String,
-            version: u64,
-        }
+        // The version first, because the rest follows from it.
         let head: Head = serde_json::from_slice(json).map_err(|e| bad(format!("{MANIFEST}: {e}")))?;
         if head.format != FORMAT {
             return Err(bad(format!("{MANIFEST}: the format is `{}`, not `{FORMAT}`", head.format.escape_default())));

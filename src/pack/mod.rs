@@ -6,6 +6,8 @@
 //! - `experts-NNNNN.bin`: one extent per expert (gate, up, down), aligned to 4096 bytes, so that one expert is one read;
 //! - the tokenizer's files, model card and licence, copied.
 
+#[cfg(not(target_arch = "wasm32"))]
+mod directory;
 mod manifest;
 mod verify;
 mod writer;
@@ -16,13 +18,13 @@ mod tests;
 use std::cell::Cell;
 use std::rc::Rc;
 
+#[cfg(not(target_arch = "wasm32"))]
+pub use directory::{DirectorySink, Replace};
 pub use manifest::{
     CORE_EXTENT, CoreTensor, EXTENT_ALIGN, Embedding, Experts, Extent, FileEntry, Hash, Kind, MANIFEST, Manifest,
     Piece, Quantisation, RowPiece, Shard, VERSION, check_file_name,
 };
 pub use verify::{Bad, Progress, verify};
-#[cfg(not(target_arch = "wasm32"))]
-pub use writer::DirectorySink;
 pub use writer::{Identity, MemorySink, PackWriter, Sink};
 
 use crate::error::{Error, Result};

@@ -1,4 +1,5 @@
 //! A small HTTP server on this machine, which serves a pack as well or as badly as a test wants.
+#![allow(dead_code, reason = "each test binary uses a part")]
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};

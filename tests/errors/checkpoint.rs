@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
-use outrider::pack::{DirectorySink, MemorySink};
+use outrider::pack::{DirectorySink, MemorySink, Replace};
 use outrider::tensor::DType;
 use outrider::{Error, Result};
 use safetensors::SafeTensors;
@@ -31,7 +31,7 @@ fn pack_as(dir: &Path, precision: Precision) -> Result<()> {
     let place = tempfile::tempdir().unwrap();
     let pack = || {
         let checkpoint = Checkpoint::open(dir)?;
-        let sink = DirectorySink::new(&place.path().join("pack"), None)?;
+        let sink = DirectorySink::new(&place.path().join("pack"), Replace::Nothing)?;
         pack_checkpoint(&checkpoint, &PackOptions::new(precision), sink, |_, _| ()).map(|_| ())
     };
     let (most, result) = alloc::largest(pack);

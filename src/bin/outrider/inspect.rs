@@ -2,7 +2,8 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use outrider::Result;
-use outrider::error::Size;
+use outrider::engine::{BackendChoice, Options, smallest_budget};
+use outrider::error::{Needed, Size};
 use outrider::flash::FileFlash;
 use outrider::model;
 use outrider::pack::{Manifest, read_manifest};
@@ -58,6 +59,10 @@ fn write(out: &mut impl Write, m: &Manifest, tensors: bool) -> std::io::Result<(
         writeln!(out, "made from     {} {}, blake3 {:?}", source.file, Size(source.bytes), source.hash)?;
     }
     writeln!(out, "total         {} ({} bytes)", Size(m.bytes()), m.bytes())?;
+    let smallest = |backend| smallest_budget(m, &Options { backend, ..Options::default() });
+    if let (Ok(cpu), Ok(gpu)) = (smallest(BackendChoice::Cpu), smallest(BackendChoice::Gpu)) {
+        writeln!(out, "budget        at least {} on the CPU, {} on the GPU", Needed(cpu), Needed(gpu))?;
+    }
     if tensors {
         for (name, t) in &m.core {
             writeln!(out, "{name}  {:?} {} {}", t.shape, t.dtype, Size(t.bytes() as u64))?;

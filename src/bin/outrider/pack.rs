@@ -3,7 +3,7 @@ use std::path::PathBuf;
 use outrider::Result;
 use outrider::error::Size;
 use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
-use outrider::pack::{DirectorySink, MANIFEST};
+use outrider::pack::{DirectorySink, Replace};
 use outrider::tensor::DType;
 
 use crate::progress;
@@ -52,7 +52,8 @@ pub fn run(args: Args) -> Result<()> {
         ..PackOptions::new(precision)
     };
     let checkpoint = Checkpoint::open(&args.checkpoint)?;
-    let sink = DirectorySink::new(&args.output, args.force.then_some(MANIFEST))?;
+    let replace = if args.force { Replace::Pack } else { Replace::Nothing };
+    let sink = DirectorySink::new(&args.output, replace)?;
     let bar = progress::bytes("packing");
     let packed = pack_checkpoint(&checkpoint, &options, sink, |done, total| progress::show(&bar, done, total))?;
     bar.finish_and_clear();

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use outrider::Result;
 use outrider::flash::FileFlash;
 use outrider::import;
-use outrider::pack::{DirectorySink, Pack};
+use outrider::pack::{DirectorySink, Pack, Replace};
 
 use crate::progress;
 
@@ -24,7 +24,8 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     pollster::block_on(async {
         let pack = Pack::open(Rc::new(FileFlash::open(args.pack)?)).await?;
-        let sink = DirectorySink::new(&args.output, args.force.then_some("config.json"))?;
+        let replace = if args.force { Replace::Checkpoint } else { Replace::Nothing };
+        let sink = DirectorySink::new(&args.output, replace)?;
         let bar = progress::bytes("unpacking");
         import::unpack(&pack, sink, |done, total| progress::show(&bar, done, total)).await?;
         bar.finish_and_clear();

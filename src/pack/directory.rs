@@ -1,0 +1,130 @@
+//! Writing a pack or a checkpoint to a directory, all of it or nothing.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::Sink;
+use super::manifest::{MANIFEST, is_manifest};
+use crate::error::{Error, Result};
+
+/// What at the target gives way to what is written. Names of files alone would not do: websites have a
+/// `manifest.json` and many programs a `config.json`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Replace {
+    Nothing,
+    /// A pack, of any version.
+    Pack,
+    /// A checkpoint of one file, as [`unpack`](crate::import::unpack) writes it.
+    Checkpoint,
+}
+
+impl Replace {
+    fn includes(self, dir: &Path) -> bool {
+        match self {
+            Replace::Nothing => false,
+            Replace::Pack => fs::read(dir.join(MANIFEST)).is_ok_and(|json| is_manifest(&json)),
+            Replace::Checkpoint => ["config.json", "model.safetensors"].iter().all(|f| dir.join(f).is_file()),
+        }
+    }
+}
+
+/// Writes to a directory beside the target and renames it at the end, so that a crash leaves nothing that looks
+/// like a pack.
+pub struct DirectorySink {
+    target: PathBuf,
+    partial: PathBuf,
+    files: HashMap<String, File>,
+    done: bool,
+}
+
+impl DirectorySink {
+    /// Prepares to write `target`. What `replace` names gives way at the end.
+    ///
+    /// # Errors
+    /// [`Error::Request`] if `target` exists and may not be replaced; [`Error::Io`].
+    pub fn new(target: &Path, replace: Replace) -> Result<DirectorySink> {
+        let shown = target.display();
+        let name = target.file_name().ok_or_else(|| Error::Request(format!("`{shown}` names no directory")))?;
+        if occupied(target)? {
+            let kind = match replace {
+                Replace::Nothing => {
+                    let reason = format!("`{shown}` exists; choose another, or --force to replace it");
+                    return Err(Error::Request(reason));
+                }
+                Replace::Pack => "pack",
+                Replace::Checkpoint => "checkpoint",
+            };
+            if !replace.includes(target) {
+                let reason = format!("`{shown}` holds no {kind} but something else, which is not replaced");
+                return Err(Error::Request(reason));
+            }
+        }
+        let partial = target.with_file_name(format!(".{}.partial", name.to_string_lossy()));
+        remove(&partial)?;
+        fs::create_dir_all(&partial).map_err(Error::io(partial.display()))?;
+        Ok(DirectorySink { target: target.to_owned(), partial, files: HashMap::new(), done: false })
+    }
+}
+
+fn occupied(dir: &Path) -> Result<bool> {
+    match fs::read_dir(dir) {
+        Ok(mut entries) => Ok(entries.next().is_some()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(e) => Err(Error::io(dir.display())(e)),
+    }
+}
+
+fn remove(dir: &Path) -> Result<()> {
+    match fs::remove_dir_all(dir) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(dir.display())(e)),
+        _ => Ok(()),
+    }
+}
+
+impl Sink for DirectorySink {
+    type Pack = ();
+
+    fn append(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.partial.join(file);
+        let mut open = match self.files.get(file) {
+            Some(open) => open,
+            None => {
+                let made = File::create_new(&path).map_err(Error::io(path.display()))?;
+                self.files.entry(file.to_owned()).or_insert(made)
+            }
+        };
+        open.write_all(bytes).map_err(Error::io(path.display()))
+    }
+
+    fn finish(mut self) -> Result<()> {
+        for (name, file) in self.files.drain() {
+            file.sync_all().map_err(Error::io(self.partial.join(name).display()))?;
+        }
+        // Renaming replaces an empty directory only, so what is there steps aside first.
+        let old = self.partial.with_extension("old");
+        remove(&old)?;
+        let replaced = match fs::rename(&self.target, &old) {
+            Ok(()) => true,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => false,
+            Err(e) => return Err(Error::io(self.target.display())(e)),
+        };
+        if let Err(e) = fs::rename(&self.partial, &self.target) {
+            if replaced {
+                let _ = fs::rename(&old, &self.target);
+            }
+            return Err(Error::io(self.target.display())(e));
+        }
+        self.done = true;
+        remove(&old)
+    }
+}
+
+impl Drop for DirectorySink {
+    fn drop(&mut self) {
+        if !self.done {
+            let _ = fs::remove_dir_all(&self.partial);
+        }
+    }
+}

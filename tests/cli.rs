@@ -1,0 +1,378 @@
+//! The command line: what it prints where, how it exits, what it writes, and what it leaves alone.
+
+mod common;
+#[path = "common/http.rs"]
+mod http;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use common::{GOLDEN_CHECKPOINTS, Output, outrider, repository};
+use http::{Answer, Server, files_of};
+use safetensors::SafeTensors;
+use safetensors::tensor::Dtype;
+use tempfile::TempDir;
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Runs a command that must work.
+#[track_caller]
+fn works(args: &[&str]) -> Output {
+    let out = outrider(args);
+    assert_eq!(out.status.code(), Some(0), "{args:?}: {}", out.stderr);
+    out
+}
+
+/// Runs a command that must fail, saying `reason` on standard error and nothing on standard output.
+#[track_caller]
+fn fails(args: &[&str], reason: &str) {
+    let out = outrider(args);
+    assert_eq!(out.status.code(), Some(1), "{args:?}: {}", out.stderr);
+    assert!(out.stderr.contains(reason), "expected `{reason}`: {}", out.stderr);
+    assert!(out.stderr.starts_with("error: ") && out.stdout.is_empty(), "{}", out.stdout);
+}
+
+fn pack(checkpoint: &Path, to: &Path, more: &[&str]) -> Output {
+    outrider(&[&["pack", text(checkpoint), "-o", text(to)], more].concat())
+}
+
+/// A checkpoint that can chat: the small random one with the trained model's tokenizer, whose ids it has too few of; only
+/// good for packing.
+fn checkpoint() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let golden = repository(GOLDEN_CHECKPOINTS[0]);
+    let names = ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
+    let tokenizer = names.map(|name| repository("tests/data/concierge").join(name));
+    for file in [golden.join("config.json"), golden.join("model.safetensors")].iter().chain(&tokenizer) {
+        std::fs::copy(file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    dir
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = files_of(dir).into_keys().collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn a_checkpoint_goes_into_a_pack_and_back() {
+    let (from, place) = (checkpoint(), tempfile::tempdir().unwrap());
+    let (packed, back, again) = (place.path().join("a"), place.path().join("b"), place.path().join("c"));
+    let options = ["--quant", "q4", "--core", "q8", "--name", "tiny", "--licence", "MIT", "--max-shard", "64KiB"];
+    let out = pack(from.path(), &packed, &options);
+    assert!(out.status.success() && out.stderr.is_empty(), "{}", out.stderr);
+    assert!(out.stdout.starts_with(text(&packed)) && out.stdout.lines().count() == 1, "{}", out.stdout);
+    let files = files_of(&packed);
+    assert!(files.iter().filter(|(name, _)| name.ends_with(".bin")).all(|(_, bytes)| bytes.len() <= 64 << 10));
+
+    let out = works(&["inspect", text(&packed), "--tensors"]);
+    let lines = [
+        "name          tiny",
+        "licence       MIT",
+        "architecture  qwen3_5_moe_text",
+        "embedding     257 × 64 q8",
+        "experts       4 layers of 8 × 4.0 KiB q4",
+        "file          tokenizer.json",
+        "made from     model.safetensors",
+        "budget        at least",
+        "lm_head.weight  [257, 64] q8",
+        "model.layers.0.mlp.gate.weight  [8, 64] f16",
+        "model.norm.weight  [64] f32",
+    ];
+    for line in lines {
+        assert!(out.stdout.lines().any(|l| l.starts_with(line)), "no `{line}` in:\n{}", out.stdout);
+    }
+    assert!(out.stderr.is_empty());
+    let total: usize = files.iter().filter(|(name, _)| *name != "manifest.json").map(|(_, bytes)| bytes.len()).sum();
+    assert!(out.stdout.contains(&format!("({total} bytes)")), "{}", out.stdout);
+
+    let out = works(&["verify", text(&packed)]);
+    assert!(out.stdout.contains("extents are good") && out.stderr.is_empty(), "{}", out.stdout);
+
+    works(&["unpack", text(&packed), "-o", text(&back)]);
+    let mut expected = names(from.path());
+    assert_eq!(names(&back), expected);
+    expected.retain(|name| name.starts_with("tokenizer") || name.ends_with(".jinja"));
+    for name in expected {
+        assert_eq!(files_of(&back)[&name], files[&name], "{name}");
+    }
+
+    // What was quantised once is on the grid already: packing it again loses next to nothing.
+    assert!(pack(&back, &again, &["--quant", "f32"]).status.success());
+    let logits = |model: &Path| results(model, &["--tokens", "1,2,3"]).0["logits"].1.clone();
+    let (a, b) = (logits(&packed), logits(&again));
+    assert!(common::max_difference(&bytemuck::pod_collect_to_vec(&a), &bytemuck::pod_collect_to_vec(&b)) < 2e-4);
+}
+
+/// Shape, bytes and type of everything in a file of results.
+type Results = BTreeMap<String, (Vec<usize>, Vec<u8>, Dtype)>;
+
+fn results(model: &Path, args: &[&str]) -> (Results, Output) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.safetensors");
+    let out = works(&[&["logits", text(model), "--backend", "cpu", "--out", text(&file)], args].concat());
+    let bytes = std::fs::read(file).unwrap();
+    let tensors = SafeTensors::deserialize(&bytes).unwrap();
+    let read = |name: &str| {
+        let tensor = tensors.tensor(name).unwrap();
+        (tensor.shape().to_vec(), tensor.data().to_vec(), tensor.dtype())
+    };
+    (tensors.names().into_iter().map(|name| (name.to_owned(), read(name))).collect(), out)
+}
+
+#[test]
+fn logits_writes_the_documented_tensors() {
+    let model = repository(GOLDEN_CHECKPOINTS[0]);
+    let (tokens, vocab, hidden, layers, k) = (5, 257, 64, 4, 2);
+    let (found, out) = results(&model, &["--tokens", "1,2,3,4,5", "--greedy", "3"]);
+    assert!(out.stdout.is_empty(), "{}", out.stdout);
+    let mut expected = BTreeMap::from([
+        ("logits".to_owned(), (vec![tokens, vocab], Dtype::F32)),
+        ("hidden".to_owned(), (vec![layers + 1, tokens, hidden], Dtype::F32)),
+        ("greedy".to_owned(), (vec![3], Dtype::I32)),
+    ]);
+    for layer in 0..layers {
+        expected.insert(format!("topk.{layer}"), (vec![tokens, k], Dtype::I32));
+        expected.insert(format!("weights.{layer}"), (vec![tokens, k], Dtype::F32));
+    }
+    let shapes: BTreeMap<_, _> = found.iter().map(|(name, t)| (name.clone(), (t.0.clone(), t.2))).collect();
+    assert_eq!(shapes, expected);
+
+    let floats = |name: &str| -> Vec<f32> { bytemuck::pod_collect_to_vec(&found[name].1) };
+    let ints = |name: &str| -> Vec<i32> { bytemuck::pod_collect_to_vec(&found[name].1) };
+    assert!(floats("logits").iter().chain(&floats("hidden")).all(|v| v.is_finite()));
+    let last = &floats("logits")[(tokens - 1) * vocab..];
+    let best = (0..vocab).max_by(|a, b| last[*a].total_cmp(&last[*b])).unwrap();
+    assert_eq!(ints("greedy")[0], best as i32);
+    for layer in 0..layers {
+        assert!(ints(&format!("topk.{layer}")).iter().all(|id| (0..8).contains(id)));
+        for weights in floats(&format!("weights.{layer}")).chunks(k) {
+            assert!((weights.iter().sum::<f32>() - 1.0).abs() < 1e-5 && weights[0] >= weights[1], "{weights:?}");
+        }
+    }
+    // Passes of one token give the same, and without `--greedy` the tensor is there but empty.
+    let (one, _) = results(&model, &["--tokens", "1,2,3,4,5", "--chunk", "1"]);
+    for name in ["logits", "hidden", "topk.3", "weights.0"] {
+        assert_eq!(one[name], found[name], "{name}");
+    }
+    assert_eq!(one["greedy"].0, [0]);
+
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.safetensors");
+    let run = |tokens| ["logits", text(&model), "--backend", "cpu", "--out", text(&file), "--tokens", tokens];
+    fails(&run("1,257"), "token 257 is outside the vocabulary of 257");
+    fails(&run(&vec!["1"; 513].join(",")), "the context holds 512");
+    assert!(!file.exists());
+}
+
+fn chat(model: &str, more: &[&str]) -> Output {
+    let prompt = "Can you find me a restaurant in San Jose?";
+    let greedy = ["--backend", "cpu", "--temperature", "0"];
+    let length = if more.contains(&"--max-tokens") { &[][..] } else { &["--max-tokens", "8"] };
+    works(&[&["chat", model, prompt], &greedy[..], length, more].concat())
+}
+
+#[test]
+fn chat_prints_the_reply_and_nothing_else() {
+    let model = repository("models/concierge");
+    let whole = chat(text(&model), &[]);
+    assert!(whole.stdout.ends_with('\n') && whole.stdout.lines().count() == 1, "{:?}", whole.stdout);
+    assert!(whole.stdout.trim().len() > 8 && !whole.stdout.contains("<|"), "{:?}", whole.stdout);
+    assert!(whole.stderr.contains(" written"), "{}", whole.stderr);
+    let short = chat(text(&model), &["--chunk", "5", "--max-tokens", "3"]);
+    assert!(short.stderr.contains(" 3 written"), "{}", short.stderr);
+    assert!(whole.stdout.starts_with(short.stdout.trim_end()), "{:?}, {:?}", short.stdout, whole.stdout);
+    // The budget and how the prompt is cut into passes change nothing.
+    let small = chat(text(&model), &["--budget", "12MiB", "--chunk", "3"]);
+    assert_eq!(small.stdout, whole.stdout);
+    let first = whole.stdout.split(' ').next().unwrap();
+    let stopped = chat(text(&model), &["--stop", &whole.stdout[first.len()..first.len() + 3]]);
+    assert_eq!(stopped.stdout.trim_end(), first);
+}
+
+#[test]
+fn chat_over_http_says_the_same() {
+    let model = repository("models/concierge");
+    let server = Server::new(files_of(&model), |_, _| Answer::Well);
+    let expected = chat(text(&model), &[]).stdout;
+    let url = server.url();
+    for address in [url.clone(), format!("{url}manifest.json"), format!("{url}manifest.json#x")] {
+        assert_eq!(chat(&address, &["--max-slots", "40"]).stdout, expected, "{address}");
+    }
+    fails(&["chat", &format!("{url}none/"), "hi"], "404");
+}
+
+/// Each line of standard input is a turn of one conversation.
+#[test]
+fn a_conversation_goes_on_until_input_ends() {
+    let model = repository("models/concierge");
+    let args = ["chat", text(&model), "--backend", "cpu", "--temperature", "0", "--max-tokens", "8"];
+    let mut child = Command::new(env!("CARGO_BIN_EXE_outrider"))
+        .args(args)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let turns = "Can you find me a restaurant in San Jose?\n\nSomething Italian.\n";
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), turns.as_bytes()).unwrap();
+    let out = child.wait_with_output().unwrap();
+    let (stdout, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+    assert!(out.status.success(), "{stderr}");
+    assert_eq!(stdout.lines().count(), 2, "{stdout}");
+    assert_eq!(stdout.lines().next(), chat(text(&model), &[]).stdout.lines().next());
+    let read: Vec<u32> = stderr.lines().filter_map(|l| l.strip_prefix('[')?.split(' ').next()?.parse().ok()).collect();
+    assert!(read.len() == 2 && read[1] > read[0] + 8, "the second prompt holds the first turn: {stderr}");
+}
+
+#[test]
+fn eval_prints_a_table_or_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("texts.jsonl");
+    let model = repository("models/concierge");
+    let run = |more: &[&'static str]| {
+        let args: Vec<String> =
+            ["eval", text(&model), "--backend", "cpu", "--text", text(&file)].map(Into::into).into();
+        args.into_iter().chain(more.iter().map(|s| (*s).to_owned())).collect::<Vec<_>>()
+    };
+    let run = |more: &[&'static str]| -> Output {
+        let args = run(more);
+        outrider(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    };
+    std::fs::write(&file, "{\"text\": \"I want a restaurant\"}\n\n{\"ids\": [1, 5, 7]}\n").unwrap();
+    let out = run(&[]);
+    assert!(out.status.success() && out.stdout.starts_with("tokens") && out.stdout.contains("in 2 texts"));
+    let out = run(&["--json", "--limit", "1"]);
+    let found: serde_json::Value = serde_json::from_str(&out.stdout).unwrap();
+    assert_eq!(found["texts"], 1);
+    let cases = [
+        ("{\"ids\": [1, 4096]}", "4096"),
+        ("{\"ids\": [1]}", "two tokens"),
+        ("", "two tokens"),
+        ("{}\n", "line 1"),
+        ("{\"ids\": [1, 2]}\n\nnone", "line 3"),
+    ];
+    for (content, reason) in cases {
+        std::fs::write(&file, content).unwrap();
+        let out = run(&[]);
+        assert_eq!(out.status.code(), Some(1), "{content}");
+        assert!(out.stderr.contains(reason) && out.stdout.is_empty(), "{content}: {}{}", out.stderr, out.stdout);
+    }
+}
+
+#[test]
+fn only_a_pack_gives_way_to_a_pack_and_only_when_asked() {
+    let golden = repository(GOLDEN_CHECKPOINTS[0]);
+    let place = tempfile::tempdir().unwrap();
+    let target = place.path().join("pack");
+    let quantise =
+        |quant: &'static str, more: &[&'static str]| pack(&golden, &target, &[&["--quant", quant], more].concat());
+    let refused = |out: Output, reason: &str| {
+        assert_eq!(out.status.code(), Some(1), "{}", out.stdout);
+        assert!(out.stderr.contains(reason) && out.stdout.is_empty(), "{}", out.stderr);
+    };
+    // An empty directory is as good as none.
+    std::fs::create_dir(&target).unwrap();
+    assert!(quantise("q4", &[]).status.success());
+    let before = files_of(&target);
+    refused(quantise("q8", &[]), "--force");
+    assert_eq!(files_of(&target), before);
+    assert!(quantise("q8", &["--force"]).status.success());
+    assert_ne!(files_of(&target), before);
+    assert_eq!(names(&target), before.into_keys().collect::<Vec<_>>());
+
+    // Nor does a website, whose manifest.json is another, or a program's configuration.
+    let unpacked = place.path().join("unpacked");
+    works(&["unpack", text(&target), "-o", text(&unpacked)]);
+    for (file, content) in [("notes.txt", "x"), ("manifest.json", "{\"name\": \"site\"}"), ("config.json", "{}")] {
+        let other = place.path().join("other");
+        std::fs::create_dir(&other).unwrap();
+        std::fs::write(other.join(file), content).unwrap();
+        refused(pack(&golden, &other, &["--quant", "q4", "--force"]), "no pack but something else");
+        let unpack = ["unpack", text(&target), "-o", text(&other), "--force"];
+        refused(outrider(&unpack), "no checkpoint but something else");
+        refused(pack(&golden, &other, &["--quant", "q4"]), "exists");
+        assert_eq!(std::fs::read_to_string(other.join(file)).unwrap(), content);
+        std::fs::remove_dir_all(other).unwrap();
+    }
+    refused(outrider(&["unpack", text(&target), "-o", text(&unpacked)]), "--force");
+    works(&["unpack", text(&target), "-o", text(&unpacked), "--force"]);
+    refused(pack(&golden, &unpacked, &["--quant", "q4", "--force"]), "no pack but something else");
+    let mut left: Vec<PathBuf> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    left.sort_unstable();
+    assert_eq!(left, [target, unpacked], "nothing else is left");
+}
+
+/// Whenever it is killed, a pack is there as a whole or not at all, and the next run is not in its way.
+#[test]
+fn a_killed_pack_leaves_no_target() {
+    let place = tempfile::tempdir().unwrap();
+    let (target, partial) = (place.path().join("pack"), place.path().join(".pack.partial"));
+    let golden = repository(GOLDEN_CHECKPOINTS[1]);
+    // So many files that there is time between the first and the last.
+    let args = ["pack", text(&golden), "-o", text(&target), "--quant", "f32", "--max-shard", "128KiB"];
+    let mut killed = false;
+    for _ in 0..20 {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_outrider"))
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let writing = || std::fs::read_dir(&partial).is_ok_and(|mut files| files.next().is_some());
+        while !writing() && child.try_wait().unwrap().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if target.exists() {
+            works(&["verify", text(&target)]);
+            std::fs::remove_dir_all(&target).unwrap();
+        } else {
+            assert!(partial.exists(), "nothing was written yet");
+            killed = true;
+            break;
+        }
+    }
+    assert!(killed, "the command was always done before it could be killed");
+    works(&args);
+    works(&["verify", text(&target)]);
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn wrong_arguments_exit_with_two() {
+    let cases: [&[&str]; 6] = [
+        &[],
+        &["nonsense"],
+        &["pack", "x"],
+        &["pack", "x", "-o", "y", "--quant", "q5"],
+        &["chat", "x", "--budget", "many"],
+        &["chat", "x", "--backend", "tpu"],
+    ];
+    for args in cases {
+        let out = outrider(args);
+        assert_eq!(out.status.code(), Some(2), "{args:?}");
+        assert!(out.stdout.is_empty() && !out.stderr.is_empty(), "{args:?}");
+    }
+    for args in [&["--help"][..], &["--version"], &["pack", "--help"]] {
+        assert!(!works(args).stdout.is_empty());
+    }
+}
+
+#[test]
+fn paths_that_are_not_there_are_named() {
+    for command in ["inspect", "verify"] {
+        fails(&[command, "no/such/pack"], "no/such/pack was not found");
+    }
+    fails(&["chat", "no/such/model", "hi"], "no/such/model was not found");
+    let golden = repository(GOLDEN_CHECKPOINTS[0]);
+    fails(&["verify", text(&golden)], "manifest.json was not found");
+    fails(&["pack", text(&repository("models/concierge")), "-o", "never", "--quant", "q4"], "no config.json");
+    fails(&["pack", text(&golden), "-o", "/", "--quant", "q4"], "names no directory");
+}
