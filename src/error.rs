@@ -111,7 +111,8 @@ pub enum Error {
     Gpu(String),
     #[error("the GPU device was lost: {0}; reload the engine")]
     DeviceLost(String),
-    #[error("storage is full: {needed} more bytes are needed; free some space or pick a smaller model")]
+    /// `needed` is 0 where it is not known.
+    #[error("storage is full{}; free some space or pick a smaller model", more_needed(*.needed))]
     Quota { needed: u64 },
     #[error("storage failed on {path}: {reason}")]
     Storage { path: String, reason: String },
@@ -119,6 +120,10 @@ pub enum Error {
     Aborted,
     #[error("{path}: {source}")]
     Io { path: String, source: std::io::Error },
+}
+
+fn more_needed(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!(": {bytes} more bytes are needed") }
 }
 
 fn http_advice(status: u16) -> &'static str {

@@ -7,7 +7,6 @@ mod http;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use common::{GOLDEN_CHECKPOINTS, Output, outrider, repository};
 use http::{Answer, Server, files_of};
@@ -306,43 +305,6 @@ fn only_a_pack_gives_way_to_a_pack_and_only_when_asked() {
     let mut left: Vec<PathBuf> = std::fs::read_dir(place.path()).unwrap().map(|e| e.unwrap().path()).collect();
     left.sort_unstable();
     assert_eq!(left, [target, unpacked], "nothing else is left");
-}
-
-/// Whenever it is killed, a pack is there as a whole or not at all, and the next run is not in its way.
-#[test]
-fn a_killed_pack_leaves_no_target() {
-    let place = tempfile::tempdir().unwrap();
-    let (target, partial) = (place.path().join("pack"), place.path().join(".pack.partial"));
-    let golden = repository(GOLDEN_CHECKPOINTS[1]);
-    // So many files that there is time between the first and the last.
-    let args = ["pack", text(&golden), "-o", text(&target), "--quant", "f32", "--max-shard", "128KiB"];
-    let mut killed = false;
-    for _ in 0..20 {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_outrider"))
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let writing = || std::fs::read_dir(&partial).is_ok_and(|mut files| files.next().is_some());
-        while !writing() && child.try_wait().unwrap().is_none() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        child.kill().unwrap();
-        child.wait().unwrap();
-        if target.exists() {
-            works(&["verify", text(&target)]);
-            std::fs::remove_dir_all(&target).unwrap();
-        } else {
-            assert!(partial.exists(), "nothing was written yet");
-            killed = true;
-            break;
-        }
-    }
-    assert!(killed, "the command was always done before it could be killed");
-    works(&args);
-    works(&["verify", text(&target)]);
-    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 1);
 }
 
 #[test]

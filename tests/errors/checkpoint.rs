@@ -1,30 +1,17 @@
 //! Checkpoints that are incomplete, damaged, or hold what cannot be packed.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
 use outrider::pack::{DirectorySink, MemorySink, Replace};
 use outrider::tensor::DType;
 use outrider::{Error, Result};
-use safetensors::SafeTensors;
-use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::common::{GOLDEN_CHECKPOINTS, outrider, repository};
+use crate::checkpoints::{WEIGHTS, checkpoint, with_tensors};
+use crate::common::outrider;
 use crate::{MOST, alloc, assert_error};
-
-const WEIGHTS: &str = "model.safetensors";
-
-/// A copy of a small checkpoint.
-fn checkpoint() -> TempDir {
-    let dir = tempfile::tempdir().unwrap();
-    for file in ["config.json", WEIGHTS] {
-        std::fs::copy(repository(GOLDEN_CHECKPOINTS[0]).join(file), dir.path().join(file)).unwrap();
-    }
-    dir
-}
 
 /// Packs into a directory beside the checkpoint. Asserts that a failure leaves nothing there.
 fn pack_as(dir: &Path, precision: Precision) -> Result<()> {
@@ -58,27 +45,6 @@ fn with_header(change: impl FnOnce(&mut Value)) -> TempDir {
     change(&mut header);
     let header = serde_json::to_vec(&header).unwrap();
     std::fs::write(path, [&(header.len() as u64).to_le_bytes()[..], &header, &bytes[8 + length..]].concat()).unwrap();
-    dir
-}
-
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// A checkpoint whose tensors and configuration are changed.
-fn with_tensors(change: impl FnOnce(&mut Tensors, &mut Value)) -> TempDir {
-    let dir = checkpoint();
-    let (weights, config) = (dir.path().join(WEIGHTS), dir.path().join("config.json"));
-    let bytes = std::fs::read(&weights).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let read = |t: &TensorView| (t.shape().to_vec(), bytemuck::pod_collect_to_vec(t.data()));
-    let mut tensors: Tensors = file.iter().map(|(name, t)| (name.to_owned(), read(&t))).collect();
-    let mut json = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
-    change(&mut tensors, &mut json);
-    let view = |t: &(Vec<usize>, Vec<f32>)| (t.0.clone(), bytemuck::cast_slice::<f32, u8>(&t.1).to_vec());
-    let stored: BTreeMap<_, _> = tensors.iter().map(|(name, t)| (name, view(t))).collect();
-    let views =
-        stored.iter().map(|(name, (shape, data))| (name, TensorView::new(Dtype::F32, shape.clone(), data).unwrap()));
-    std::fs::write(weights, safetensors::serialize(views, None).unwrap()).unwrap();
-    std::fs::write(config, json.to_string()).unwrap();
     dir
 }
 

@@ -66,7 +66,7 @@ fn exercise(files: &Files) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(1000))]
 
     #[test]
     fn changed_manifests_end_in_an_error_or_a_result(
@@ -143,7 +143,7 @@ fn pack(dir: &Path) -> Result<MemoryFlash, Error> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
+    #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
     fn changed_safetensors_headers_end_in_an_error_or_a_pack(at: prop::sample::Index, with in value()) {

@@ -3,6 +3,8 @@
 
 #[path = "../common/alloc.rs"]
 mod alloc;
+#[path = "../common/checkpoints.rs"]
+mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/http.rs"]
@@ -10,6 +12,8 @@ mod http;
 
 mod checkpoint;
 mod hostile;
+mod interrupts;
+mod machine;
 mod packs;
 mod requests;
 mod served;
