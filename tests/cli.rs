@@ -338,3 +338,38 @@ fn paths_that_are_not_there_are_named() {
     fails(&["pack", text(&repository("models/concierge")), "-o", "never", "--quant", "q4"], "no config.json");
     fails(&["pack", text(&golden), "-o", "/", "--quant", "q4"], "names no directory");
 }
+
+/// As with `| head`: a reader that has gone away is no failure, and never a panic. A full disk is a failure.
+#[test]
+fn nobody_has_to_read_the_output() {
+    let (golden, place) = (repository(GOLDEN_CHECKPOINTS[0]), tempfile::tempdir().unwrap());
+    let (packed, back) = (place.path().join("a"), place.path().join("b"));
+    let model = repository("models/concierge");
+    let texts = place.path().join("texts.jsonl");
+    std::fs::write(&texts, "{\"ids\": [1, 2]}").unwrap();
+    let commands: [&[&str]; 6] = [
+        &["pack", text(&golden), "-o", text(&packed), "--quant", "q4"],
+        &["unpack", text(&packed), "-o", text(&back)],
+        &["verify", text(&packed)],
+        &["inspect", text(&packed), "--tensors"],
+        &["eval", text(&model), "--text", text(&texts), "--backend", "cpu"],
+        &["chat", text(&model), "hi", "--max-tokens", "4", "--backend", "cpu"],
+    ];
+    for args in commands {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+        let out = command.args(args).stdin(Stdio::null()).stdout(writer).output().unwrap();
+        let stderr = String::from_utf8(out.stderr).unwrap();
+        assert_eq!(out.status.code(), Some(0), "{args:?}: {stderr}");
+        assert!(!stderr.contains("error") && !stderr.contains("panicked"), "{args:?}: {stderr}");
+    }
+    #[cfg(target_os = "linux")]
+    for args in &commands[2..5] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
+        let out = command.args(*args).stdin(Stdio::null()).stdout(full).output().unwrap();
+        assert_eq!(out.status.code(), Some(1), "{args:?}");
+        assert!(String::from_utf8(out.stderr).unwrap().contains("storage is full"), "{args:?}");
+    }
+}

@@ -14,6 +14,7 @@ mod checkpoint;
 mod hostile;
 mod interrupts;
 mod machine;
+mod numbers;
 mod packs;
 mod requests;
 mod served;

@@ -1,3 +1,4 @@
+use std::io::Write;
 use std::path::PathBuf;
 
 use outrider::chat::Chat;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::model::ModelArgs;
-use crate::progress;
+use crate::{print, progress};
 
 /// Measure how well a model predicts texts
 #[derive(clap::Args)]
@@ -65,18 +66,16 @@ pub fn run(args: Args) -> Result<()> {
             return Err(Error::format("text to evaluate", format!("{path} has no text of two tokens or more")));
         }
         let (per_token, right) = (nll / tokens as f64, top1 as f64 / tokens as f64);
-        if args.json {
-            let texts = texts.len();
-            println!(
-                "{}",
-                json!({"texts": texts, "tokens": tokens, "nll": nll, "nll_per_token": per_token, "top1": top1, "top1_rate": right})
-            );
-        } else {
-            println!("tokens         {tokens} in {} texts", texts.len());
-            println!("nll per token  {per_token:.4} nats");
-            println!("top-1          {:.2} %", 100.0 * right);
-        }
-        Ok(())
+        let count = texts.len();
+        print::results(|out| {
+            if args.json {
+                let found = json!({"texts": count, "tokens": tokens, "nll": nll, "nll_per_token": per_token, "top1": top1, "top1_rate": right});
+                return writeln!(out, "{found}");
+            }
+            writeln!(out, "tokens         {tokens} in {count} texts")?;
+            writeln!(out, "nll per token  {per_token:.4} nats")?;
+            writeln!(out, "top-1          {:.2} %", 100.0 * right)
+        })
     })
 }
 

@@ -8,6 +8,8 @@ use outrider::flash::FileFlash;
 use outrider::model;
 use outrider::pack::{Manifest, read_manifest};
 
+use crate::print;
+
 /// Show what a pack holds
 #[derive(clap::Args)]
 pub struct Args {
@@ -21,9 +23,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let flash = FileFlash::open(args.pack)?;
     let manifest = pollster::block_on(read_manifest(&flash))?;
-    // A closed pipe, as with `| head`, is no failure.
-    let _ = write(&mut std::io::stdout().lock(), &manifest, args.tensors);
-    Ok(())
+    print::results(|out| write(out, &manifest, args.tensors))
 }
 
 fn write(out: &mut impl Write, m: &Manifest, tensors: bool) -> std::io::Result<()> {

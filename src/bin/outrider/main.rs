@@ -7,6 +7,7 @@ mod inspect;
 mod logits;
 mod model;
 mod pack;
+mod print;
 mod progress;
 mod unpack;
 mod verify;

@@ -1,3 +1,4 @@
+use std::io::Write;
 use std::path::PathBuf;
 
 use outrider::Result;
@@ -6,7 +7,7 @@ use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
 use outrider::pack::{DirectorySink, Replace};
 use outrider::tensor::DType;
 
-use crate::progress;
+use crate::{print, progress};
 
 /// Turn a checkpoint (config.json and safetensors) into a pack
 #[derive(clap::Args)]
@@ -60,6 +61,6 @@ pub fn run(args: Args) -> Result<()> {
     for note in &packed.notes {
         eprintln!("note: {note}");
     }
-    println!("{}: {} in {} files", args.output.display(), Size(packed.manifest.bytes()), packed.manifest.file_count());
-    Ok(())
+    let (to, manifest) = (args.output.display(), &packed.manifest);
+    print::results(|out| writeln!(out, "{to}: {} in {} files", Size(manifest.bytes()), manifest.file_count()))
 }

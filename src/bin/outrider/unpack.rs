@@ -1,3 +1,4 @@
+use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -6,7 +7,7 @@ use outrider::flash::FileFlash;
 use outrider::import;
 use outrider::pack::{DirectorySink, Pack, Replace};
 
-use crate::progress;
+use crate::{print, progress};
 
 /// Turn a pack back into a checkpoint, its weights decoded to f32
 #[derive(clap::Args)]
@@ -29,7 +30,6 @@ pub fn run(args: Args) -> Result<()> {
         let bar = progress::bytes("unpacking");
         import::unpack(&pack, sink, |done, total| progress::show(&bar, done, total)).await?;
         bar.finish_and_clear();
-        println!("{}: `{}` in f32", args.output.display(), pack.manifest().name);
-        Ok(())
+        print::results(|out| writeln!(out, "{}: `{}` in f32", args.output.display(), pack.manifest().name))
     })
 }
