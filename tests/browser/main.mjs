@@ -1,4 +1,5 @@
-// Runs the browser suite in one process, so that all specs share one browser. `--quick` leaves the slow ones out.
+// Runs the browser suite in one process, so that all specs share one browser. `--quick` leaves the slow ones out,
+// `--full` makes them longer.
 
 import { readdirSync } from 'node:fs';
 import { after } from 'node:test';

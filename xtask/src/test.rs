@@ -191,6 +191,7 @@ impl Suite<'_> {
             .args(self.options.filter.iter().flat_map(|text| ["--test-name-pattern", text]))
             .arg("tests/browser/main.mjs")
             .args(self.options.quick.then_some("--quick"))
+            .args(self.options.full.then_some("--full"))
             .env("OUTRIDER_CHROMIUM", chromium);
         if !self.options.quick {
             // Firefox's WebGPU is to find the same driver as the native tests do.

@@ -1,5 +1,6 @@
 //! `outrider bench`: speed of greedy replies with every expert resident and with a part of them, interleaved in one run.
 
+use std::io::Write;
 use std::time::Instant;
 
 use outrider::chat::Chat;
@@ -9,6 +10,7 @@ use outrider::error::{Error, Result};
 use serde::Serialize;
 
 use crate::model::ModelArgs;
+use crate::print;
 
 /// Measure speed with all and with some of the experts in the pool
 #[derive(clap::Args)]
@@ -112,7 +114,7 @@ impl Args {
                 expert_bytes_per_token: (now.expert_bytes - warm.expert_bytes) as f64
                     / (now.tokens - warm.tokens).max(1) as f64,
             };
-            self.print(&row);
+            print::results(|out| self.write(out, &row))?;
         }
         Ok(())
     }
@@ -144,21 +146,21 @@ impl Args {
         Ok(Sample { prefill: read.per_second(), decode: written.per_second() })
     }
 
-    fn print(&self, row: &Row) {
+    fn write(&self, out: &mut impl Write, row: &Row) -> std::io::Result<()> {
         if self.json {
-            println!("{}", serde_json::to_string(row).expect("a row of numbers is valid JSON"));
-        } else {
-            println!(
-                "{:<40} pool {:>4.0} %  prefill {:>8.1} tok/s  decode {:>8.1} tok/s  ratio {:.3}  hit {:>5.1} %  {:.0} KB read a token",
-                row.backend,
-                100.0 * row.pool,
-                row.prefill,
-                row.decode,
-                row.ratio,
-                100.0 * row.hit,
-                row.expert_bytes_per_token / 1000.0
-            );
+            return writeln!(out, "{}", serde_json::to_string(row)?);
         }
+        writeln!(
+            out,
+            "{:<40} pool {:>4.0} %  prefill {:>8.1} tok/s  decode {:>8.1} tok/s  ratio {:.3}  hit {:>5.1} %  {:.0} kB read a token",
+            row.backend,
+            100.0 * row.pool,
+            row.prefill,
+            row.decode,
+            row.ratio,
+            100.0 * row.hit,
+            row.expert_bytes_per_token / 1000.0
+        )
     }
 }
 
