@@ -145,7 +145,11 @@ pub async fn ensure(
     files.iter().try_for_each(check_shape)?;
     let job = Install { source, store, observer, total: files.iter().map(|f| f.size).sum(), done: Cell::new(0) };
     store.remove(MARKER).await?;
-    job.run(&files).await?;
+    job.run(&files).await.map_err(|error| match error {
+        // Browsers do not tell how much is missing; that much is.
+        Error::Quota { needed } => Error::Quota { needed: needed.max(job.total.saturating_sub(job.done.get())) },
+        other => other,
+    })?;
     put(store, MANIFEST, &manifest).await?;
     let marker = Marker {
         version: MARKER_VERSION,
