@@ -1,7 +1,3 @@
-fn four_halves(low: u32, high: u32) -> vec4<f32> {
-    return vec4<f32>(unpack2x16float(low), unpack2x16float(high));
-}
-
 fn decode(w: Matrix, row: u32, group: u32) -> Group {
     let at = w.values + (row * w.groups + group) * 4u;
     let a = weights4[at];

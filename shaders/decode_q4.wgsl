@@ -1,7 +1,7 @@
 // The low nibbles of a word's four bytes.
-fn four_nibbles(word: u32, step: f32, low: f32) -> vec4<f32> {
+fn four_nibbles(word: u32, step: f32, low: f32) -> Four {
     let q = (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(15u);
-    return fma(vec4<f32>(q), vec4<f32>(step), vec4<f32>(-low));
+    return four_weights(fma(vec4<f32>(q), vec4<f32>(step), vec4<f32>(-low)));
 }
 
 fn decode(w: Matrix, row: u32, group: u32) -> Group {

@@ -1,6 +1,6 @@
-fn four_bytes(word: u32, scale: f32) -> vec4<f32> {
+fn four_bytes(word: u32, scale: f32) -> Four {
     let signed = (vec4<i32>(bitcast<i32>(word)) << vec4<u32>(24u, 16u, 8u, 0u)) >> vec4<u32>(24u);
-    return vec4<f32>(signed) * scale;
+    return four_weights(vec4<f32>(signed) * scale);
 }
 
 fn decode(w: Matrix, row: u32, group: u32) -> Group {

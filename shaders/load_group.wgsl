@@ -2,13 +2,13 @@
 fn load_group(index: u32) -> Group {
     let at = index * 8u;
     return Group(
-        x[at],
-        x[at + 1u],
-        x[at + 2u],
-        x[at + 3u],
-        x[at + 4u],
-        x[at + 5u],
-        x[at + 6u],
-        x[at + 7u],
+        four_activations(x[at]),
+        four_activations(x[at + 1u]),
+        four_activations(x[at + 2u]),
+        four_activations(x[at + 3u]),
+        four_activations(x[at + 4u]),
+        four_activations(x[at + 5u]),
+        four_activations(x[at + 6u]),
+        four_activations(x[at + 7u]),
     );
 }

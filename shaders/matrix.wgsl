@@ -1,3 +1,5 @@
+//!import scalar
+
 // A stored matrix, see `src/tensor/mod.rs`: where its planes start in `weights4` (values), in halves of `weights1`
 // (scales) and in `weights1` (rows), and how many groups of 32 columns a row has. The two names are one buffer.
 struct Matrix {
@@ -8,7 +10,7 @@ struct Matrix {
 }
 
 // 32 consecutive elements of a row.
-alias Group = array<vec4<f32>, 8>;
+alias Group = array<Four, 8>;
 
 // Exact for subnormals, which block scales often are and `unpack2x16float` may flush to zero.
 fn half_to_float(bits: u32) -> f32 {
@@ -23,12 +25,12 @@ fn half_at(index: u32) -> u32 {
 
 // Adds the products of a group with 32 activations; every addend goes to the same place of `acc` whatever the caller.
 fn dot_group(w: Group, x: Group, acc: vec4<f32>) -> vec4<f32> {
-    var sum = fma(w[0], x[0], acc);
-    sum = fma(w[1], x[1], sum);
-    sum = fma(w[2], x[2], sum);
-    sum = fma(w[3], x[3], sum);
-    sum = fma(w[4], x[4], sum);
-    sum = fma(w[5], x[5], sum);
-    sum = fma(w[6], x[6], sum);
-    return fma(w[7], x[7], sum);
+    var sum = add_products(w[0], x[0], acc);
+    sum = add_products(w[1], x[1], sum);
+    sum = add_products(w[2], x[2], sum);
+    sum = add_products(w[3], x[3], sum);
+    sum = add_products(w[4], x[4], sum);
+    sum = add_products(w[5], x[5], sum);
+    sum = add_products(w[6], x[6], sum);
+    return add_products(w[7], x[7], sum);
 }

@@ -44,7 +44,7 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
   files = store;
   // What the model will need is judged by the backend it will run on.
   const backend = args.backend === 'auto' ? ((await hasAdapter()) ? 'gpu' : 'cpu') : args.backend;
-  const options = { budget: args.budget, context: args.context };
+  const options = { budget: args.budget, context: args.context, f16: args.f16 };
   const bring = () =>
     exclusively(`outrider-install-${args.directory}`, async () => {
       await install(store, new Server(args.address), JSON.stringify({ ...options, backend }), progress);

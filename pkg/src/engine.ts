@@ -138,7 +138,8 @@ export async function createEngine(options: EngineOptions): Promise<Engine> {
   }
 }
 
-async function loadArgs({ model, memoryBudget, backend = 'auto', context }: EngineOptions): Promise<LoadArgs> {
+async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
+  const { model, memoryBudget, backend = 'auto', context, f16 = false } = options;
   if (!globalThis.isSecureContext || typeof Worker !== 'function') {
     throw fail('unsupported', 'Outrider needs a page served over https, or from localhost, in a browser with workers');
   }
@@ -151,6 +152,9 @@ async function loadArgs({ model, memoryBudget, backend = 'auto', context }: Engi
   if (context !== undefined && !(Number.isSafeInteger(context) && context > 0 && context < 2 ** 31)) {
     throw fail('request', `the context \`${context}\` is not a number of tokens`);
   }
+  if (typeof f16 !== 'boolean') {
+    throw fail('request', `f16 is \`${f16}\`, neither true nor false`);
+  }
   const address = addressOf(model);
   return {
     address,
@@ -158,6 +162,7 @@ async function loadArgs({ model, memoryBudget, backend = 'auto', context }: Engi
     budget: memoryBudget === undefined ? null : parseBytes(memoryBudget),
     backend,
     context: context ?? null,
+    f16,
   };
 }
 

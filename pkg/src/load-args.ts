@@ -5,4 +5,5 @@ export interface LoadArgs {
   budget: number | null;
   backend: 'auto' | 'gpu' | 'cpu';
   context: number | null;
+  f16: boolean;
 }

@@ -9,6 +9,11 @@ export interface EngineOptions {
   backend?: 'auto' | 'gpu' | 'cpu';
   /** Tokens a conversation may have, at most what the model was made for. */
   context?: number;
+  /**
+   * Multiplies in `f16` on GPUs with `shader-f16`: coarser, and on some faster. Where it cannot be had, the notices say
+   * so. Off by default.
+   */
+  f16?: boolean;
   /** Stops loading; what was downloaded is kept for the next attempt. */
   signal?: AbortSignal;
   onProgress?: (progress: Progress) => void;

@@ -44,6 +44,9 @@ pub struct Options {
     pub chunk: usize,
     /// Expert slots at most, whatever the budget would hold.
     pub max_slots: Option<usize>,
+    /// Multiply matrices in f16 on GPUs that can, with sums in f32; with a notice where it cannot be had. Results are
+    /// coarser: every weight, activation and product is rounded to 11 bits, and whether it is faster depends on the GPU.
+    pub f16: bool,
 }
 
 /// Context where none was asked for.
@@ -51,7 +54,7 @@ pub const DEFAULT_CONTEXT: usize = 4096;
 
 impl Default for Options {
     fn default() -> Options {
-        Options { backend: BackendChoice::Auto, budget: None, context: None, chunk: 32, max_slots: None }
+        Options { backend: BackendChoice::Auto, budget: None, context: None, chunk: 32, max_slots: None, f16: false }
     }
 }
 
@@ -154,8 +157,8 @@ impl Engine {
         let mut notices = Vec::new();
         let wanted = match options.backend {
             BackendChoice::Cpu => None,
-            BackendChoice::Gpu => Some(Device::request().await?),
-            BackendChoice::Auto => match Device::request().await {
+            BackendChoice::Gpu => Some(Device::request(options.f16).await?),
+            BackendChoice::Auto => match Device::request(options.f16).await {
                 Ok(device) => Some(device),
                 Err(e) => {
                     notices.push(format!("running on the CPU: {e}"));
@@ -163,6 +166,10 @@ impl Engine {
                 }
             },
         };
+        if options.f16 && !wanted.as_ref().is_some_and(Device::f16) {
+            let who = if wanted.is_some() { "this GPU" } else { "the CPU backend" };
+            notices.push(format!("computing in f32: {who} does not multiply in f16"));
+        }
         let divide = |workspace: &dyn Fn(&Plan, &Limits) -> Result<u64>| -> Result<(Limits, Ledger)> {
             let request = request(&plan, pack.manifest(), options, workspace);
             request.divide(options.budget.unwrap_or(u64::MAX))

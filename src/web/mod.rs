@@ -40,13 +40,15 @@ struct WebOptions {
     budget: Option<u64>,
     backend: String,
     context: Option<usize>,
+    f16: bool,
 }
 
 impl WebOptions {
     fn parse(json: &str) -> Result<Options> {
         let options: WebOptions = serde_json::from_str(json).map_err(|e| Error::Request(e.to_string()))?;
         let backend: BackendChoice = options.backend.parse().map_err(Error::Request)?;
-        Ok(Options { backend, budget: options.budget, context: options.context, ..Options::default() })
+        let WebOptions { budget, context, f16, .. } = options;
+        Ok(Options { backend, budget, context, f16, ..Options::default() })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The adapter and device: requested with WebGPU's default limits, watched for errors and loss.
+//! The adapter and device: requested with WebGPU's default limits and no features but f16 where asked for, watched for errors and loss.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -33,28 +33,37 @@ fn record(fault: &Mutex<Option<Fault>>, new: Fault) {
 }
 
 impl Device {
-    /// The most powerful adapter there is.
+    /// The most powerful adapter there is. With `f16`, matrices are multiplied in f16 if the adapter can, see
+    /// [`Device::f16`]; rounding is coarser then.
     ///
     /// # Errors
     /// [`Error::NoGpu`] with the reason if there is no adapter or it refuses a device.
-    pub async fn request() -> Result<Device> {
+    pub async fn request(f16: bool) -> Result<Device> {
         let instance = wgpu::Instance::new(wgpu::InstanceDescriptor::new_without_display_handle_from_env());
         let options = wgpu::RequestAdapterOptions {
             power_preference: wgpu::PowerPreference::HighPerformance,
             ..Default::default()
         };
         let adapter = instance.request_adapter(&options).await.map_err(|e| Error::NoGpu(e.to_string()))?;
+        let f16 = f16 && adapter.features().contains(wgpu::Features::SHADER_F16);
         let descriptor = wgpu::DeviceDescriptor {
             label: Some("outrider"),
+            required_features: if f16 { wgpu::Features::SHADER_F16 } else { wgpu::Features::empty() },
             required_limits: wgpu::Limits::defaults(),
             memory_hints: wgpu::MemoryHints::MemoryUsage,
             ..Default::default()
         };
         let (device, queue) = adapter.request_device(&descriptor).await.map_err(|e| Error::NoGpu(e.to_string()))?;
-        Ok(Device::from_parts(&adapter.get_info(), device, queue))
+        let mut made = Device::from_parts(&adapter.get_info(), device, queue);
+        if f16 {
+            made.tuning.f16 = true;
+            made.detail.push_str(", f16");
+        }
+        Ok(made)
     }
 
-    /// Takes over a device that exists already. Its uncaptured-error and device-lost callbacks are replaced.
+    /// Takes over a device that exists already. Its uncaptured-error and device-lost callbacks are replaced. f16 is
+    /// not used.
     pub fn from_parts(info: &wgpu::AdapterInfo, device: wgpu::Device, queue: wgpu::Queue) -> Device {
         let fault = Arc::new(Mutex::new(None));
         let on_error = fault.clone();
@@ -74,7 +83,12 @@ impl Device {
         Device { device, queue, tuning: Tuning::new(on_cpu), pipelines: Arc::default(), detail, fault }
     }
 
-    /// The adapter's name and API.
+    /// Whether matrices are multiplied in f16.
+    pub fn f16(&self) -> bool {
+        self.tuning.f16
+    }
+
+    /// The adapter's name and API, and `f16` where that is in use.
     pub fn detail(&self) -> &str {
         &self.detail
     }

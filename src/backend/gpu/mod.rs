@@ -72,7 +72,7 @@ impl Gpu {
     /// [`Error::NoGpu`] if there is no adapter or the plan does not fit its limits, [`Error::Gpu`] if memory ran out or
     /// a pipeline failed.
     pub async fn new(plan: Plan, limits: Limits) -> Result<Gpu> {
-        Gpu::on(Device::request().await?, plan, limits).await
+        Gpu::on(Device::request(false).await?, plan, limits).await
     }
 
     /// A backend on a device that exists already, and may be shared.

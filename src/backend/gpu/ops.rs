@@ -160,6 +160,7 @@ impl Compiler<'_> {
     fn multiplier(&self, kernel: &'static str, dtype: DType) -> Variant {
         let mut variant = self.lanes(kernel, self.tuning.matmul_lanes, "reduce_tree");
         variant.imports.push(("decode", decoder(dtype)));
+        variant.imports.push(("scalar", if self.tuning.f16 { "scalar_f16" } else { "scalar_f32" }));
         variant
     }
 

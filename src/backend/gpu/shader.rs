@@ -1,7 +1,7 @@
 //! The shaders: one file a kernel under `shaders/`, with shared code behind `//!import name` lines.
 //!
 //! A kernel is made a [`Variant`] by constants, put in front of its source, and by choosing what stands behind the
-//! imports that have several implementations (`decode`, `reduce`).
+//! imports that have several implementations (`decode`, `reduce`, `scalar`).
 
 use std::fmt::Write;
 
@@ -42,6 +42,8 @@ const FILES: &[(&str, &str)] = files![
     "rms_norm",
     "router_rank",
     "router_weights",
+    "scalar_f16",
+    "scalar_f32",
     "silu_mul",
     "squares",
     "work",
@@ -60,12 +62,19 @@ pub struct Variant {
 impl Variant {
     /// The whole WGSL module.
     pub fn source(&self) -> String {
+        let mut text = String::new();
+        self.expand(self.kernel, &mut Vec::new(), &mut text);
         let mut out = String::new();
+        // Directives come before everything else, whichever file asks for them.
+        for directive in text.lines().filter(|line| is_directive(line)) {
+            writeln!(out, "{directive}").expect("writing to a string");
+        }
         for (name, value) in &self.constants {
             writeln!(out, "const {name}: u32 = {value}u;").expect("writing to a string");
         }
-        let mut done = Vec::new();
-        self.expand(self.kernel, &mut done, &mut out);
+        for line in text.lines().filter(|line| !is_directive(line)) {
+            writeln!(out, "{line}").expect("writing to a string");
+        }
         out
     }
 
@@ -91,4 +100,8 @@ impl Variant {
             }
         }
     }
+}
+
+fn is_directive(line: &str) -> bool {
+    line.starts_with("enable ")
 }

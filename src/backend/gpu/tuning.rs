@@ -1,4 +1,4 @@
-//! What the kernels' shape depends on: the adapter, and nothing else, so that results are the same bits whatever the
+//! What the kernels' shape depends on: the adapter and whether f16 was asked for, and nothing else, so that results are the same bits whatever the
 //! budget, the width of a batch or the load.
 
 /// Keys in a block of attention.
@@ -18,6 +18,8 @@ pub struct Tuning {
     pub delta_lanes: u32,
     /// Invocations of a workgroup.
     pub workgroup: u32,
+    /// Matrices are multiplied in f16, see `shaders/scalar_f16.wgsl`.
+    pub f16: bool,
     /// Bytes that attention's scratch buffers may take, beyond what one token needs.
     pub attention_scratch: u64,
 }
@@ -32,6 +34,7 @@ impl Tuning {
             norm_lanes: lanes(64),
             delta_lanes: lanes(8),
             workgroup: if on_cpu { 64 } else { 128 },
+            f16: false,
             attention_scratch: 4 << 20,
         }
     }

@@ -26,6 +26,9 @@ pub struct ModelArgs {
     /// Expert slots at most, whatever the budget would hold
     #[arg(long, value_name = "SLOTS")]
     max_slots: Option<usize>,
+    /// Multiply in f16 where the GPU can, which is coarser and on some GPUs faster
+    #[arg(long)]
+    f16: bool,
 }
 
 impl ModelArgs {
@@ -42,6 +45,7 @@ impl ModelArgs {
             context: self.context,
             chunk: self.chunk,
             max_slots: self.max_slots,
+            f16: self.f16,
         };
         let pack = open_model(&self.model).await?;
         let bar = progress::bytes("loading");

@@ -76,7 +76,7 @@ fn a_lost_device_is_an_error() {
         return;
     }
     let case = small_case();
-    let device = block_on(Device::request()).unwrap();
+    let device = block_on(Device::request(false)).unwrap();
     let mut gpu = block_on(Gpu::on(device.clone(), case.plan.clone(), case.limits)).unwrap();
     case.load(&mut gpu);
     let rows = vec![0.5; 3 * case.plan.hidden];
@@ -96,7 +96,7 @@ fn errors_of_the_gpu_are_reported() {
         return;
     }
     let case = small_case();
-    let device = block_on(Device::request()).unwrap();
+    let device = block_on(Device::request(false)).unwrap();
     let mut gpu = block_on(Gpu::on(device, case.plan.clone(), case.limits)).unwrap();
     let id = gpu.program.chunk;
     gpu.upload(id, 1 << 20, &[0; 4]);

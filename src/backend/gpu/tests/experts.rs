@@ -8,25 +8,25 @@ use crate::flash::Bytes;
 use crate::model::plan::{ExpertShape, Moe};
 
 /// A layer that routes by its first inputs, with the bytes of its experts.
-struct MoeCase {
-    case: Case,
-    experts: Vec<Bytes>,
+pub(super) struct MoeCase {
+    pub(super) case: Case,
+    pub(super) experts: Vec<Bytes>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Shape {
-    dtype: DType,
-    experts: usize,
-    top_k: usize,
-    hidden: usize,
-    width: usize,
-    renormalise: bool,
-    shared: bool,
-    chunk: usize,
-    slots: usize,
+pub(super) struct Shape {
+    pub(super) dtype: DType,
+    pub(super) experts: usize,
+    pub(super) top_k: usize,
+    pub(super) hidden: usize,
+    pub(super) width: usize,
+    pub(super) renormalise: bool,
+    pub(super) shared: bool,
+    pub(super) chunk: usize,
+    pub(super) slots: usize,
 }
 
-fn moe_case(seed: u64, s: Shape) -> MoeCase {
+pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
     let mut c = CaseBuilder::new(seed);
     // The residual is wide enough for the logits; what the experts read and write is its first `hidden` columns.
     let logits = c.input(s.experts);
@@ -58,7 +58,12 @@ fn moe_case(seed: u64, s: Shape) -> MoeCase {
 }
 
 /// Runs the layer; every wave of experts that fits the slots goes to slots picked at random.
-fn run_layer(backend: &mut impl Backend, moe: &MoeCase, rows: &[f32], random: &mut Random) -> (Routing, Vec<f32>) {
+pub(super) fn run_layer(
+    backend: &mut impl Backend,
+    moe: &MoeCase,
+    rows: &[f32],
+    random: &mut Random,
+) -> (Routing, Vec<f32>) {
     backend.begin(0, rows).unwrap();
     let routing = block_on(backend.mix(0)).unwrap();
     let mut needed = routing.ids.clone();
@@ -94,7 +99,20 @@ fn shuffle<T>(items: &mut [T], random: &mut Random) {
     }
 }
 
-fn check_moe(seed: u64, shape: Shape, tokens: usize, tuning: Tuning) {
+/// Within rounding of f32.
+fn close(_: &MoeCase, _: &[f32], _: &Routing, expected: &[f32], got: &[f32]) {
+    let d = distance(expected, got);
+    assert!(d <= 2e-6, "{d} off the CPU");
+}
+
+/// `compare` is told the case, the input rows, their routing, what the CPU made of them and what the GPU did.
+pub(super) fn check_moe(
+    seed: u64,
+    shape: Shape,
+    tokens: usize,
+    tuning: Tuning,
+    compare: impl Fn(&MoeCase, &[f32], &Routing, &[f32], &[f32]),
+) {
     let moe = moe_case(seed, shape);
     let mut random = Random::new(seed ^ 1);
     let hidden = moe.case.plan.hidden;
@@ -106,8 +124,7 @@ fn check_moe(seed: u64, shape: Shape, tokens: usize, tuning: Tuning) {
     assert_eq!(routing.ids, got_routing.ids);
     let d = distance(&routing.weights, &got_routing.weights);
     assert!(d <= 2e-6, "weights {d} off the CPU");
-    let d = distance(&expected, &got);
-    assert!(d <= 2e-6, "{d} off the CPU");
+    compare(&moe, &rows, &routing, &expected, &got);
     let (again, other) = run_layer(&mut gpu, &moe, &rows, &mut random);
     assert!(again == got_routing && same_bits(&got, &other), "other bits in other slots and waves");
     let one_by_one: Vec<f32> =
@@ -126,7 +143,7 @@ proptest! {
     ) {
         let (top_k, hidden) = (top_k.min(experts), experts + extra);
         let shape = Shape { dtype, experts, top_k, hidden, width, renormalise, shared, chunk: tokens, slots };
-        check_moe(seed, shape, tokens, Tuning::new(lanes));
+        check_moe(seed, shape, tokens, Tuning::new(lanes), close);
     }
 }
 
@@ -149,7 +166,7 @@ fn experts_in_arenas() {
         let case = moe_case(1, shape).case;
         let program = Program::new(&case.plan, &case.limits, &tuning).unwrap();
         assert_eq!(program.pool.arenas.len(), 3);
-        check_moe(1, shape, 40, tuning);
+        check_moe(1, shape, 40, tuning, close);
     }
 }
 

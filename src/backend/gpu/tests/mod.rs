@@ -3,6 +3,7 @@
 
 mod backend;
 mod experts;
+mod f16;
 mod model;
 mod ops;
 
@@ -24,7 +25,7 @@ use crate::tensor::{DType, Layout, encode};
 fn device() -> Option<Device> {
     static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
     DEVICE
-        .get_or_init(|| match block_on(Device::request()) {
+        .get_or_init(|| match block_on(Device::request(true)) {
             Ok(device) => Some(device),
             Err(e) if std::env::var_os("OUTRIDER_SKIP_GPU_TESTS").is_some() => {
                 eprintln!("GPU tests skipped: {e}");
@@ -38,6 +39,19 @@ fn device() -> Option<Device> {
 /// Kernels as CPU adapters run them, and as GPUs do.
 fn tunings() -> [Tuning; 2] {
     [Tuning::new(true), Tuning::new(false)]
+}
+
+/// The same in f16; none, loudly, on an adapter without it.
+fn f16_tunings() -> Vec<Tuning> {
+    match device() {
+        Some(device) if device.f16() => tunings().map(|tuning| Tuning { f16: true, ..tuning }).to_vec(),
+        Some(_) if std::env::var_os("OUTRIDER_REQUIRE_GPU").is_some() => panic!("this adapter has no f16"),
+        Some(device) => {
+            eprintln!("f16 tests skipped: {} has none", device.detail());
+            Vec::new()
+        }
+        None => Vec::new(),
+    }
 }
 
 fn gpu(tuning: Tuning, case: &Case) -> Option<Gpu> {
@@ -228,16 +242,23 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 /// Holds a case against the CPU backend, and against itself in other batches, one token at a time among them.
 fn check(case: &Case, tokens: usize, seed: u64, tolerance: f32) {
+    check_on(&tunings(), case, tokens, seed, |_, expected, got| {
+        let d = distance(expected, got);
+        assert!(d <= tolerance, "{d} off the CPU");
+    });
+}
+
+/// The same with a comparison of one's own, which is told the input rows, what the CPU made of them and what the GPU did.
+fn check_on(tunings: &[Tuning], case: &Case, tokens: usize, seed: u64, compare: impl Fn(&[f32], &[f32], &[f32])) {
     let mut random = Random::new(seed);
     let rows = random.values(tokens * case.plan.hidden);
     let chunk = case.limits.chunk;
     let whole: Vec<usize> = (0..tokens).step_by(chunk).map(|at| chunk.min(tokens - at)).collect();
     let expected = run(&mut cpu(case), &rows, &whole);
-    for tuning in tunings() {
-        let Some(mut gpu) = gpu(tuning, case) else { return };
+    for tuning in tunings {
+        let Some(mut gpu) = gpu(*tuning, case) else { return };
         let got = run(&mut gpu, &rows, &whole);
-        let d = distance(&expected, &got);
-        assert!(d <= tolerance, "{d} off the CPU with {} lanes", tuning.matmul_lanes);
+        compare(&rows, &expected, &got);
         for batches in [vec![1; tokens], batches(&mut random, tokens, chunk)] {
             gpu.reset().unwrap();
             assert!(same_bits(&got, &run(&mut gpu, &rows, &batches)), "other bits in batches {batches:?}");

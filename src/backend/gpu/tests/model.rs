@@ -159,7 +159,7 @@ fn expanded_shaders() {
     let limits = Limits { context: 32, chunk: 4, head_rows: 1, slots: 4 };
     let mut variants = HashSet::new();
     for dtype in DType::ALL {
-        for tuning in tunings() {
+        for tuning in tunings().into_iter().chain(f16_tunings()) {
             let program = Program::new(&model_plan(dtype), &limits, &tuning).unwrap();
             for layer in program.layers {
                 variants.extend(layer.mix.into_iter().chain(layer.shared).map(|s| s.variant));
