@@ -2,7 +2,7 @@
 //
 // Weights beyond ±8 and activations beyond ±8188 are taken as those: the largest product is then 65504, the largest f16,
 // and no infinity arises, neither in a conversion nor in a product. The range is the activations' because silu · up has
-// no bound in practice where weights have.
+// no bound in practice where weights have. Products below 2⁻¹⁴ may be taken as zero.
 enable f16;
 
 alias Four = vec4<f16>;

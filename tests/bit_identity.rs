@@ -1,10 +1,10 @@
-//! The same bits under every schedule: pool size, prefill chunk, batch width, on both backends.
+//! The same bits under every schedule: pool size, prefill chunk, batch width, on both backends and in f16.
 
 mod common;
 
 use std::path::{Path, PathBuf};
 
-use common::engine;
+use common::{engine, f16_engine};
 use outrider::engine::{BackendChoice, Engine, Options, Want};
 
 fn checkpoint() -> PathBuf {
@@ -38,13 +38,21 @@ fn run(engine: &mut Engine, prompt: &[u32], widths: &[usize]) -> Vec<u32> {
     bits
 }
 
-fn same_bits(backend: BackendChoice, chunks: &[usize], slots: &[usize], widths: &[&[usize]]) {
+fn of(backend: BackendChoice) -> impl Fn(&Options) -> Option<Engine> {
+    move |options| Some(engine(&checkpoint(), &Options { backend, ..options.clone() }))
+}
+
+fn f16(options: &Options) -> Option<Engine> {
+    f16_engine(&checkpoint(), options)
+}
+
+fn same_bits(load: impl Fn(&Options) -> Option<Engine>, chunks: &[usize], slots: &[usize], widths: &[&[usize]]) {
     let prompt = tokens(41);
     let mut expected: Option<Vec<u32>> = None;
     for &chunk in chunks {
         for &max_slots in slots {
-            let options = Options { backend, chunk, max_slots: Some(max_slots), ..Options::default() };
-            let mut engine = engine(&checkpoint(), &options);
+            let options = Options { chunk, max_slots: Some(max_slots), ..Options::default() };
+            let Some(mut engine) = load(&options) else { return };
             assert_eq!(engine.chunk(), chunk);
             assert_eq!(engine.slots(), max_slots);
             for widths in widths {
@@ -63,16 +71,27 @@ fn same_bits(backend: BackendChoice, chunks: &[usize], slots: &[usize], widths: 
 
 #[test]
 fn cpu_is_bit_identical_under_every_schedule() {
-    same_bits(BackendChoice::Cpu, &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+    same_bits(of(BackendChoice::Cpu), &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
 }
 
 #[test]
 fn gpu_is_bit_identical_under_every_schedule() {
-    same_bits(BackendChoice::Gpu, &[32, 5], &[55, 3, 15], &[&[64], &[5, 2, 9]]);
+    same_bits(of(BackendChoice::Gpu), &[32, 5], &[55, 3, 15], &[&[64], &[5, 2, 9]]);
+}
+
+#[test]
+fn f16_is_bit_identical_under_every_schedule() {
+    same_bits(f16, &[32, 5], &[55, 3], &[&[17]]);
 }
 
 #[test]
 #[ignore = "large matrix"]
 fn gpu_is_bit_identical_under_every_schedule_in_full() {
-    same_bits(BackendChoice::Gpu, &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+    same_bits(of(BackendChoice::Gpu), &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+}
+
+#[test]
+#[ignore = "large matrix"]
+fn f16_is_bit_identical_under_every_schedule_in_full() {
+    same_bits(f16, &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
 }

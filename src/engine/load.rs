@@ -45,7 +45,8 @@ pub struct Options {
     /// Expert slots at most, whatever the budget would hold.
     pub max_slots: Option<usize>,
     /// Multiply matrices in f16 on GPUs that can, with sums in f32; with a notice where it cannot be had. Results are
-    /// coarser: every weight, activation and product is rounded to 11 bits, and whether it is faster depends on the GPU.
+    /// coarser: every weight, activation and product is rounded to 11 bits, weights beyond ±8 and activations beyond ±8188
+    /// are taken as those, and whether it is faster depends on the GPU.
     pub f16: bool,
 }
 

@@ -53,6 +53,19 @@ pub fn engine(model: &Path, options: &Options) -> Engine {
     pollster::block_on(load).unwrap_or_else(|e| panic!("{}: {e}", model.display()))
 }
 
+/// The same on the GPU in f16; none, loudly, on an adapter without it.
+pub fn f16_engine(model: &Path, options: &Options) -> Option<Engine> {
+    let engine = engine(model, &Options { backend: BackendChoice::Gpu, f16: true, ..options.clone() });
+    let detail = engine.backend_info().detail;
+    if detail.ends_with("f16") {
+        assert!(engine.notices().is_empty());
+        return Some(engine);
+    }
+    assert!(std::env::var_os("OUTRIDER_REQUIRE_GPU").is_none(), "{detail} has no f16");
+    eprintln!("f16 test skipped: {detail} has none, {:?}", engine.notices());
+    None
+}
+
 pub fn max_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
     // A NaN must not pass for a small difference.
