@@ -77,3 +77,14 @@ fn limits_are_made_to_fit() {
     assert_error(load(Options { budget: Some(0), ..cpu() }).map(|_| ()), "budget", &["0 bytes"]);
     assert!(load(Options { budget: Some(u64::MAX), ..cpu() }).is_ok());
 }
+
+#[test]
+fn f16_without_a_gpu_is_a_notice() {
+    let load = |f16| {
+        let options = Options { f16, ..common::on(BackendChoice::Cpu) };
+        common::load(MemoryFlash::new(small()), &options).unwrap()
+    };
+    let engine = load(true);
+    assert!(matches!(engine.notices(), [notice] if notice.contains("f32")), "{:?}", engine.notices());
+    assert!(load(false).notices().is_empty());
+}
