@@ -34,7 +34,7 @@ export interface Progress {
 }
 
 /** What memory is used for, in bytes. */
-export type MemoryKind = 'core' | 'state' | 'workspace' | 'staging' | 'host' | 'pool';
+export type MemoryKind = 'core' | 'state' | 'checkpoint' | 'workspace' | 'staging' | 'host' | 'pool';
 
 export interface Stats {
   backend: { kind: 'cpu' | 'gpu'; detail: string };
@@ -93,6 +93,8 @@ export interface ChatCompletionRequest {
   tools?: Tool[];
   /** Extension, by vLLM's name: choices carry the ids of the tokens generated. */
   return_token_ids?: boolean | null;
+  /** Extension, by llama.cpp's name: `false` runs the whole prompt again. The reply is the same. */
+  cache_prompt?: boolean | null;
 }
 
 export interface ChatCompletionRequestStreaming extends ChatCompletionRequest {
@@ -109,10 +111,14 @@ export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
+  /** Tokens that were known from the requests before and were not run again. */
+  prompt_tokens_details: { cached_tokens: number };
 }
 
 /** What the engine measured, by the names that llama.cpp's server uses. Milliseconds, and tokens a second. */
 export interface Timings {
+  /** Tokens of the prompt that were known, and those that were run. */
+  cache_n: number;
   prompt_n: number;
   prompt_ms: number;
   prompt_per_second: number;

@@ -56,6 +56,14 @@ pub trait Backend {
     /// Forgets the sequence: zeroes every state.
     fn reset(&mut self) -> Result<()>;
 
+    /// Copies every state that is not [by position](crate::model::plan::StateSpec::by_position) into a checkpoint,
+    /// `slot < limits.checkpoints`.
+    fn save(&mut self, slot: usize) -> Result<()>;
+
+    /// Puts back what [`save`](Self::save) copied. Keys and values stay as they are: a pass reads those before its own
+    /// position only, and writes its own.
+    fn restore(&mut self, slot: usize) -> Result<()>;
+
     /// Starts a pass over `m = embeddings.len() / hidden` tokens at positions `pos .. pos + m`, `1 ≤ m ≤ limits.chunk`.
     fn begin(&mut self, pos: usize, embeddings: &[f32]) -> Result<()>;
 

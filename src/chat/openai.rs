@@ -3,7 +3,9 @@
 mod reply;
 mod request;
 
-pub use reply::{ChatCompletion, ChatCompletionChunk, Choice, ChunkChoice, Delta, FinishReason, Head, Usage};
+pub use reply::{
+    ChatCompletion, ChatCompletionChunk, Choice, ChunkChoice, Delta, FinishReason, Head, PromptTokensDetails, Usage,
+};
 pub use request::{
     ChatRequest, Content, FunctionCall, Message, Part, ResponseFormat, Role, Stop, StreamOptions, ToolCall,
 };

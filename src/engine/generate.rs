@@ -1,7 +1,7 @@
 //! Prefill and decode, token by token.
 
+use super::Engine;
 use super::sampler::Sampler;
-use super::{Engine, Want};
 use crate::error::{Error, Result};
 
 /// Why generation ended.
@@ -21,8 +21,8 @@ pub enum Next {
 }
 
 impl Engine {
-    /// Starts a new sequence with `prompt` and generates up to `max_tokens` tokens, each handed to `on_token` as soon
-    /// as it is chosen, together with the engine, whose counters can be read there.
+    /// Continues `prompt`, of which only what is new is run (see [`prefill`](Self::prefill)), by up to `max_tokens` tokens,
+    /// each handed to `on_token` as soon as it is chosen, together with the engine, whose counters can be read there.
     pub async fn generate(
         &mut self,
         prompt: &[u32],
@@ -30,14 +30,10 @@ impl Engine {
         max_tokens: usize,
         mut on_token: impl FnMut(&Engine, u32) -> Next,
     ) -> Result<End> {
-        if prompt.is_empty() {
-            return Err(Error::Request("the prompt is empty".to_owned()));
-        }
         if prompt.len() >= self.context() {
             return Err(Error::Context { prompt: prompt.len(), context: self.context() });
         }
-        self.reset()?;
-        let mut logits = self.forward(prompt, Want::Last, None).await?;
+        let mut logits = self.prefill(prompt).await?;
         for n in 1..=max_tokens {
             let token = sampler.sample(&logits)?;
             if on_token(self, token) == Next::Stop {
@@ -46,7 +42,7 @@ impl Engine {
             if n == max_tokens || self.position() >= self.context() {
                 break;
             }
-            logits = self.forward(&[token], Want::Last, None).await?;
+            logits = self.decode(token).await?;
         }
         Ok(End::Length)
     }

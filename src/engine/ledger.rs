@@ -15,6 +15,8 @@ pub enum Kind {
     State,
     /// Activations and whatever else a backend needs to compute.
     Workspace,
+    /// Copies of recurrent states, for a sequence to go back to.
+    Checkpoint,
     /// Bytes on their way from flash to the backend.
     Staging,
     /// Tokenizer, chat template, manifest and tables of the host.
@@ -58,6 +60,8 @@ pub struct Request<'a> {
     pub chunk: usize,
     /// Expert slots at most.
     pub max_slots: usize,
+    /// Checkpoints at most; fewer if the budget is small.
+    pub max_checkpoints: usize,
     /// Workspace the backend needs with some limits.
     pub workspace: &'a dyn Fn(&Plan, &Limits) -> Result<u64>,
 }
@@ -71,16 +75,19 @@ pub const HEAD_ROWS: usize = 4;
 /// Activations take at most this part of what the core leaves, unless a pass of one token needs more.
 const WORKSPACE_SHARE: u64 = 4;
 
+/// Checkpoints take at most this part of what could be slots: they spare work after an edit, slots spare it all the time.
+const CHECKPOINT_SHARE: u64 = 8;
+
 impl Request<'_> {
-    fn limits(&self, chunk: usize, slots: usize) -> Limits {
-        Limits { context: self.context, chunk, head_rows: HEAD_ROWS.min(chunk), slots }
+    fn limits(&self, chunk: usize, slots: usize, checkpoints: usize) -> Limits {
+        Limits { context: self.context, chunk, head_rows: HEAD_ROWS.min(chunk), slots, checkpoints }
     }
 
     fn staging(&self) -> u64 {
         self.largest_read.max(READS_IN_FLIGHT as u64 * self.slot_bytes)
     }
 
-    /// Everything but the workspace and the pool.
+    /// Everything but the workspace, the pool and the checkpoints.
     fn fixed(&self) -> u64 {
         let plan = self.plan;
         plan.weight_bytes() + plan.state_bytes(self.context) + self.staging() + self.host_bytes
@@ -93,7 +100,7 @@ impl Request<'_> {
     /// The smallest budget that works at this context.
     pub fn smallest_budget(&self) -> Result<u64> {
         let slots = self.smallest_slots();
-        let workspace = (self.workspace)(self.plan, &self.limits(1, slots))?;
+        let workspace = (self.workspace)(self.plan, &self.limits(1, slots, 0))?;
         Ok(self.fixed() + workspace + slots as u64 * self.slot_bytes)
     }
 
@@ -109,16 +116,22 @@ impl Request<'_> {
         let pool_min = self.smallest_slots() as u64 * self.slot_bytes;
         let mut chunk = self.chunk.clamp(1, self.context);
         while chunk > 1 {
-            let workspace = (self.workspace)(plan, &self.limits(chunk, self.smallest_slots()))?;
+            let workspace = (self.workspace)(plan, &self.limits(chunk, self.smallest_slots(), 0))?;
             if workspace + pool_min <= free && workspace <= free / WORKSPACE_SHARE {
                 break;
             }
             chunk = chunk.div_ceil(2);
         }
+        let workspace = (self.workspace)(plan, &self.limits(chunk, self.smallest_slots(), 0))?;
+        let spare = free.saturating_sub(workspace + pool_min);
+        let fitting = (spare / CHECKPOINT_SHARE).checked_div(plan.checkpoint_bytes()).unwrap_or(0);
+        let checkpoints = self.max_checkpoints.min(usize::try_from(fitting).unwrap_or(usize::MAX));
+        let checkpoint_bytes = checkpoints as u64 * plan.checkpoint_bytes();
+        let free = free - checkpoint_bytes;
         // Some workspaces grow with the pool (tables of slots), so the number of slots settles from above.
         let mut slots = every.min(self.max_slots).max(self.smallest_slots());
         loop {
-            let workspace = (self.workspace)(plan, &self.limits(chunk, slots))?;
+            let workspace = (self.workspace)(plan, &self.limits(chunk, slots, checkpoints))?;
             let room = free.saturating_sub(workspace).checked_div(self.slot_bytes).unwrap_or(0);
             let room = usize::try_from(room).unwrap_or(usize::MAX);
             if room >= slots || slots <= self.smallest_slots() {
@@ -126,10 +139,11 @@ impl Request<'_> {
             }
             slots = room.max(self.smallest_slots()).min(slots - 1);
         }
-        let limits = self.limits(chunk, slots);
+        let limits = self.limits(chunk, slots, checkpoints);
         let entries = vec![
             Entry { kind: Kind::Core, bytes: plan.weight_bytes() },
             Entry { kind: Kind::State, bytes: plan.state_bytes(self.context) },
+            Entry { kind: Kind::Checkpoint, bytes: checkpoint_bytes },
             Entry { kind: Kind::Workspace, bytes: (self.workspace)(plan, &limits)? },
             Entry { kind: Kind::Staging, bytes: self.staging() },
             Entry { kind: Kind::Host, bytes: self.host_bytes },

@@ -1,6 +1,7 @@
 //! From a pack to an engine: choose a backend, divide the budget, make the core resident.
 
 use super::ledger::{Ledger, Request};
+use super::resume::Checkpoints;
 use super::{Counters, Engine, Stop};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
@@ -48,6 +49,9 @@ pub struct Options {
     /// coarser: every weight, activation and product is rounded to 11 bits, weights beyond ±8 and activations beyond ±8188
     /// are taken as those, and whether it is faster depends on the GPU.
     pub f16: bool,
+    /// Checkpoints at most, whatever the budget would hold. Without any a sequence whose model has recurrent states goes
+    /// back only to its beginning.
+    pub max_checkpoints: usize,
 }
 
 /// Context where none was asked for.
@@ -55,7 +59,15 @@ pub const DEFAULT_CONTEXT: usize = 4096;
 
 impl Default for Options {
     fn default() -> Options {
-        Options { backend: BackendChoice::Auto, budget: None, context: None, chunk: 32, max_slots: None, f16: false }
+        Options {
+            backend: BackendChoice::Auto,
+            budget: None,
+            context: None,
+            chunk: 32,
+            max_slots: None,
+            f16: false,
+            max_checkpoints: 4,
+        }
     }
 }
 
@@ -121,10 +133,12 @@ fn request<'a>(
         plan,
         slot_bytes: plan.expert.map_or(0, |e| e.bytes().next_multiple_of(crate::pack::EXTENT_ALIGN)) as u64,
         largest_read: plan.weights.iter().map(|w| w.bytes() as u64).max().unwrap_or(0),
-        host_bytes: host_bytes(manifest),
+        // The tokens of the sequence are kept beside its states.
+        host_bytes: host_bytes(manifest) + 4 * options.context_for(&manifest.config) as u64,
         context: options.context_for(&manifest.config),
         chunk: options.chunk,
         max_slots: options.max_slots.unwrap_or(usize::MAX),
+        max_checkpoints: options.max_checkpoints,
         workspace,
     }
 }
@@ -193,8 +207,20 @@ impl Engine {
         let (plan, limits) = (backend.plan(), backend.limits());
         let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
         let pool = Pool::new(plan.layers.len(), experts, plan.top_k(), limits.slots);
-        let (stop, counters) = (Stop::default(), Counters::default());
-        Ok(Engine { pack, backend, pool, ledger, pos: 0, torn: false, stop, pause: None, counters, notices })
+        Ok(Engine {
+            pool,
+            ledger,
+            sequence: Vec::with_capacity(limits.context),
+            checkpoints: Checkpoints::new(limits.checkpoints),
+            cached: 0,
+            torn: false,
+            stop: Stop::default(),
+            pause: None,
+            counters: Counters::default(),
+            notices,
+            pack,
+            backend,
+        })
     }
 }
 

@@ -4,6 +4,7 @@
 pub mod generate;
 pub mod ledger;
 mod load;
+mod resume;
 pub mod sampler;
 
 use std::rc::Rc;
@@ -20,6 +21,7 @@ use crate::les::{Load, Pool, PoolStats};
 use crate::model::plan::Plan;
 use crate::pack::Pack;
 use ledger::{Ledger, READS_IN_FLIGHT};
+use resume::Checkpoints;
 
 pub use load::{BackendChoice, Options, smallest_budget};
 
@@ -78,7 +80,10 @@ pub struct Engine {
     backend: Box<dyn Backend>,
     pool: Pool,
     ledger: Ledger,
-    pos: usize,
+    /// The tokens that the states have taken in.
+    sequence: Vec<u32>,
+    checkpoints: Checkpoints,
+    cached: usize,
     /// A pass failed half-way, so the states are between two tokens.
     torn: bool,
     stop: Stop,
@@ -121,7 +126,7 @@ impl Engine {
 
     /// Tokens of the sequence so far.
     pub fn position(&self) -> usize {
-        self.pos
+        self.sequence.len()
     }
 
     pub fn counters(&self) -> Counters {
@@ -144,19 +149,23 @@ impl Engine {
 
     /// Forgets the sequence.
     pub fn reset(&mut self) -> Result<()> {
+        self.torn = true;
         self.backend.reset()?;
-        (self.pos, self.torn) = (0, false);
+        self.sequence.clear();
+        self.checkpoints.forget_after(0);
+        (self.cached, self.torn) = (0, false);
         Ok(())
     }
 
     /// Runs `tokens` after what the sequence has so far, in chunks. Returns the logits asked for, `[rows, vocab]`.
     ///
-    /// After an error the sequence is torn and the next call is refused until [`reset`](Self::reset).
+    /// After an error the sequence is torn and the next call is refused until [`reset`](Self::reset) or
+    /// [`resume`](Self::resume).
     pub async fn forward(&mut self, tokens: &[u32], want: Want, probe: Option<&mut Probe>) -> Result<Vec<f32>> {
         if self.torn {
             return Err(Error::Request("the last pass failed; reset the sequence first".to_owned()));
         }
-        let end = self.pos + tokens.len();
+        let end = self.position() + tokens.len();
         if end > self.context() {
             return Err(Error::Context { prompt: end, context: self.context() });
         }
@@ -182,7 +191,7 @@ impl Engine {
             } else if !rows.is_empty() {
                 logits.extend(self.backend.logits(rows).await?);
             }
-            self.pos += tokens.len();
+            self.sequence.extend_from_slice(tokens);
             self.counters.tokens += tokens.len() as u64;
         }
         Ok(logits)
@@ -192,7 +201,7 @@ impl Engine {
     async fn pass(&mut self, tokens: &[u32], mut probe: Option<&mut Probe>) -> Result<()> {
         self.stop.check()?;
         let embeddings = self.pack.embedding_rows(tokens).await?;
-        self.backend.begin(self.pos, &embeddings)?;
+        self.backend.begin(self.sequence.len(), &embeddings)?;
         if let Some(probe) = probe.as_deref_mut() {
             append(&mut probe.hidden, 0, embeddings);
         }

@@ -91,6 +91,12 @@ impl StateSpec {
             StateSpec::Delta { heads, key_dim, value_dim } => heads * key_dim * value_dim,
         }
     }
+
+    /// Whether every position has a place of its own, so that a sequence goes back by forgetting the later ones. Other
+    /// states go back only to a copy.
+    pub fn by_position(&self) -> bool {
+        matches!(self, StateSpec::Kv { .. })
+    }
 }
 
 /// `heads` vectors in each row of a buffer: head `h` starts at `offset + h · stride`.
@@ -218,6 +224,8 @@ pub struct Limits {
     pub head_rows: usize,
     /// Expert slots in the pool.
     pub slots: usize,
+    /// Copies of the states that are not [by position](StateSpec::by_position).
+    pub checkpoints: usize,
 }
 
 impl Plan {
@@ -236,6 +244,16 @@ impl Plan {
 
     pub fn state_bytes(&self, context: usize) -> u64 {
         self.states.iter().map(|s| 4 * s.len(context) as u64).sum()
+    }
+
+    /// States of which a checkpoint holds a copy.
+    pub fn checkpointed(&self) -> impl Iterator<Item = State> {
+        self.states.iter().enumerate().filter(|(_, s)| !s.by_position()).map(|(i, _)| State(i))
+    }
+
+    /// Bytes of one checkpoint, 0 if the model needs none.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.checkpointed().map(|s| 4 * self.states[s.0].len(0) as u64).sum()
     }
 
     pub fn rows(&self, buf: Buf, limits: &Limits) -> usize {

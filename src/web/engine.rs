@@ -114,6 +114,9 @@ impl WebEngine {
             self::send(on_chunk, &chunk)
         };
 
+        if request.cache_prompt == Some(false) {
+            engine.reset()?;
+        }
         self.speed.replace(Speed::start(prompt.len()));
         if stream {
             send(Delta::start(), None, None)?;
@@ -122,7 +125,7 @@ impl WebEngine {
         engine
             .generate(&prompt, &mut sampler, room, |engine, token| {
                 self.counters.set(engine.counters());
-                self.speed.borrow_mut().token();
+                self.speed.borrow_mut().token(engine.cached());
                 tokens.borrow_mut().push(token);
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
                     true => Ok(()),
@@ -143,15 +146,16 @@ impl WebEngine {
 
         let reason = reply.finish_reason().unwrap_or(FinishReason::Length);
         let timings = Some(self.speed.borrow().timings());
+        let usage = reply.usage().with_cached(engine.cached());
         if !stream {
-            let mut completion = head.completion(reply.message(), reason, reply.usage());
+            let mut completion = head.completion(reply.message(), reason, usage);
             completion.timings = timings;
             completion.choices[0].token_ids = wants_ids.then(|| tokens.take());
             return to_json(&completion);
         }
         send(Delta::default(), Some(reason), timings)?;
         if request.stream_options.and_then(|o| o.include_usage) == Some(true) {
-            self::send(on_chunk, &head.usage_chunk(reply.usage()))?;
+            self::send(on_chunk, &head.usage_chunk(usage))?;
         }
         Ok(String::new())
     }
@@ -246,6 +250,8 @@ fn wasm_bytes() -> f64 {
 #[derive(Debug, Default)]
 struct Speed {
     prompt: usize,
+    /// Tokens of the prompt that were not run.
+    cached: usize,
     started: f64,
     first: f64,
     last: f64,
@@ -257,17 +263,17 @@ impl Speed {
         Speed { prompt, started: now(), ..Speed::default() }
     }
 
-    fn token(&mut self) {
+    fn token(&mut self, cached: usize) {
         self.last = now();
         if self.tokens == 0 {
-            self.first = self.last;
+            (self.first, self.cached) = (self.last, cached);
         }
         self.tokens += 1;
     }
 
-    /// Tokens of the prompt a second, until the first token of the reply.
+    /// Tokens of the prompt run a second, until the first token of the reply.
     fn prefill(&self) -> f64 {
-        if self.tokens == 0 { 0.0 } else { per_second(self.prompt, self.first - self.started) }
+        if self.tokens == 0 { 0.0 } else { per_second(self.prompt - self.cached, self.first - self.started) }
     }
 
     /// Tokens a second after the first.
@@ -278,7 +284,8 @@ impl Speed {
     /// By the names that llama.cpp's server uses.
     fn timings(&self) -> Value {
         json!({
-            "prompt_n": self.prompt,
+            "cache_n": self.cached,
+            "prompt_n": self.prompt - self.cached,
             "prompt_ms": self.first - self.started,
             "prompt_per_second": self.prefill(),
             "predicted_n": self.tokens,

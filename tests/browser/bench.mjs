@@ -32,7 +32,7 @@ function must(result) {
 async function measure(page) {
   const sums = { prompt_n: 0, prompt_ms: 0, predicted_n: 0, predicted_ms: 0 };
   for (const question of values.ask) {
-    const { timings } = must(await chat(page, greedy(question)));
+    const { timings } = must(await chat(page, greedy(question, { cache_prompt: false })));
     // The first token of a reply belongs to the prompt.
     timings.predicted_n -= 1;
     for (const name of Object.keys(sums)) sums[name] += timings[name];

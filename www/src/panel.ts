@@ -7,6 +7,7 @@ import { bytes, count, rate } from './format.js';
 const KINDS: Record<MemoryKind, string> = {
   core: 'Core weights',
   state: 'Conversation state',
+  checkpoint: 'States to go back to',
   workspace: 'Activations',
   staging: 'Reads in flight',
   host: 'Tokenizer and tables',

@@ -26,6 +26,8 @@ pub struct Cpu {
     matrices: Vec<Vec<u8>>,
     vectors: Vec<Vec<f32>>,
     states: Vec<Vec<f32>>,
+    /// Copies of the states in [`Plan::checkpointed`].
+    checkpoints: Vec<Vec<Vec<f32>>>,
     slots: Vec<Vec<u8>>,
     /// Position and number of rows of the pass at hand.
     pos: usize,
@@ -60,6 +62,9 @@ impl Cpu {
             matrices,
             vectors,
             states: plan.states.iter().map(|s| vec![0.0; s.len(limits.context)]).collect(),
+            checkpoints: (0..limits.checkpoints)
+                .map(|_| plan.checkpointed().map(|s| vec![0.0; plan.states[s.0].len(0)]).collect())
+                .collect(),
             slots: vec![vec![0; plan.expert.map_or(0, |e| e.bytes())]; limits.slots],
             pos: 0,
             m: 0,
@@ -244,6 +249,20 @@ impl Backend for Cpu {
 
     fn reset(&mut self) -> Result<()> {
         self.states.iter_mut().for_each(|s| s.fill(0.0));
+        Ok(())
+    }
+
+    fn save(&mut self, slot: usize) -> Result<()> {
+        for (copy, state) in self.checkpoints[slot].iter_mut().zip(self.plan.checkpointed()) {
+            copy.copy_from_slice(&self.states[state.0]);
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, slot: usize) -> Result<()> {
+        for (copy, state) in self.checkpoints[slot].iter().zip(self.plan.checkpointed()) {
+            self.states[state.0].copy_from_slice(copy);
+        }
         Ok(())
     }
 

@@ -160,6 +160,12 @@ impl Gpu {
         );
     }
 
+    /// Records the copy of a whole buffer.
+    fn copy(&mut self, from: Id, to: Id) {
+        let (from, to) = (self.buffer(from).clone(), self.buffer(to).clone());
+        self.encoder().copy_buffer_to_buffer(&from, 0, &to, 0, from.size());
+    }
+
     /// Records a copy to a read-back buffer and frees that from a read that was never finished.
     fn copy_back(&mut self, source: Id, ranges: &[Range<u64>], target: Id) -> u64 {
         if let Some(i) = self.reading.iter().position(|r| *r == target) {
@@ -365,6 +371,22 @@ impl Backend for Gpu {
         for id in self.program.states.concat() {
             let buffer = self.buffer(id).clone();
             self.encoder().clear_buffer(&buffer, 0, None);
+        }
+        Ok(())
+    }
+
+    fn save(&mut self, slot: usize) -> Result<()> {
+        self.device.check()?;
+        for (state, copy) in self.program.checkpoints[slot].clone() {
+            self.copy(state, copy);
+        }
+        Ok(())
+    }
+
+    fn restore(&mut self, slot: usize) -> Result<()> {
+        self.device.check()?;
+        for (state, copy) in self.program.checkpoints[slot].clone() {
+            self.copy(copy, state);
         }
         Ok(())
     }

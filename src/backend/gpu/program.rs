@@ -115,6 +115,8 @@ pub struct Program {
     pub activations: Vec<Activation>,
     pub weights: Vec<Vec<Window>>,
     pub states: Vec<Vec<Id>>,
+    /// By checkpoint: state and copy.
+    pub checkpoints: Vec<Vec<(Id, Id)>>,
     pub pool: Pool,
     pub routed: Option<Routed>,
     /// `m` and `pos` of the chunk at 0, of the head at [`UNIFORM`].
@@ -166,11 +168,12 @@ impl Program {
         self.buffers.iter().map(|b| b.bytes).sum()
     }
 
-    /// Bytes beside the plan's own count of weights and states, and the slots. Splitting and padding of weights and
+    /// Bytes beside the plan's own count of weights, states and checkpoints, and the slots. Splitting and padding of weights and
     /// states counts as workspace.
     pub fn workspace_bytes(&self, plan: &Plan, limits: &Limits) -> u64 {
         let slots = (limits.slots * self.pool.slot_bytes) as u64;
-        self.total_bytes() - plan.weight_bytes() - plan.state_bytes(limits.context) - slots
+        let checkpoints = limits.checkpoints as u64 * plan.checkpoint_bytes();
+        self.total_bytes() - plan.weight_bytes() - plan.state_bytes(limits.context) - checkpoints - slots
     }
 
     /// Where a slot lies: its arena and the byte offset there.
@@ -195,6 +198,7 @@ impl<'a> Compiler<'a> {
             activations: Vec::new(),
             weights: Vec::new(),
             states: Vec::new(),
+            checkpoints: Vec::new(),
             pool: Pool::default(),
             routed: None,
             chunk: Id(0),
@@ -221,6 +225,7 @@ impl<'a> Compiler<'a> {
             let ids = c.state(*spec);
             c.program.states.push(ids);
         }
+        c.program.checkpoints = (0..limits.checkpoints).map(|_| c.checkpoint()).collect();
         // Rows come back in batches that fit: all logits of a head pass, or at least one row of anything.
         let logits = c.activation(plan.logits);
         let widest = c.program.activations.iter().map(|a| a.stride).max().unwrap_or(0);
@@ -290,6 +295,12 @@ impl<'a> Compiler<'a> {
             StateSpec::Conv { .. } => vec![state("convolution state", spec.len(0).max(1))],
             StateSpec::Delta { .. } => vec![state("recurrent state", spec.len(0))],
         }
+    }
+
+    fn checkpoint(&mut self) -> Vec<(Id, Id)> {
+        let states: Vec<Id> = self.plan.checkpointed().flat_map(|s| self.program.states[s.0].clone()).collect();
+        let copy = |state: Id| (state, self.buffer("checkpoint", self.program.buffers[state.0].bytes, Usage::Storage));
+        states.into_iter().map(copy).collect()
     }
 
     fn pool(&mut self) -> Result<()> {

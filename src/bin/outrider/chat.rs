@@ -187,12 +187,16 @@ impl Session {
         let (hits, misses) = (after.pool.hits - before.pool.hits, after.pool.misses - before.pool.misses);
         let read = Size(after.expert_bytes - before.expert_bytes);
         let prefill = (first - started).as_secs_f64();
+        let known = match self.engine.cached() {
+            0 => String::new(),
+            cached => format!(", {cached} of them known,"),
+        };
         let speed = match tokens {
             2.. => format!(" at {:.1}/s", (tokens - 1) as f64 / (end - first).as_secs_f64()),
             _ => String::new(),
         };
         eprintln!(
-            "[{prompt} tokens read in {prefill:.2} s, {tokens} written{speed}; experts: {hits} hits, {misses} misses, {read} read]"
+            "[{prompt} tokens read{known} in {prefill:.2} s, {tokens} written{speed}; experts: {hits} hits, {misses} misses, {read} read]"
         );
     }
 }

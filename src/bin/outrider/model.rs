@@ -46,6 +46,7 @@ impl ModelArgs {
             chunk: self.chunk,
             max_slots: self.max_slots,
             f16: self.f16,
+            ..Options::default()
         };
         let pack = open_model(&self.model).await?;
         let bar = progress::bytes("loading");

@@ -20,11 +20,25 @@ pub struct Usage {
     /// Tokens generated, the one that ended the turn included.
     pub completion_tokens: usize,
     pub total_tokens: usize,
+    #[serde(default)]
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptTokensDetails {
+    /// Tokens that were known from the requests before and were not run again.
+    pub cached_tokens: usize,
 }
 
 impl Usage {
     pub fn new(prompt_tokens: usize, completion_tokens: usize) -> Usage {
-        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+        let total_tokens = prompt_tokens + completion_tokens;
+        Usage { prompt_tokens, completion_tokens, total_tokens, ..Usage::default() }
+    }
+
+    pub fn with_cached(mut self, cached_tokens: usize) -> Usage {
+        self.prompt_tokens_details.cached_tokens = cached_tokens;
+        self
     }
 }
 

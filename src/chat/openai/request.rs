@@ -32,6 +32,9 @@ pub struct ChatRequest {
     pub response_format: Option<ResponseFormat>,
     /// Extension, by vLLM's name: the reply carries the ids of its tokens.
     pub return_token_ids: Option<bool>,
+    /// Extension, by llama.cpp's name: `false` runs the whole prompt again, whatever is known from requests before. The
+    /// reply is the same.
+    pub cache_prompt: Option<bool>,
     /// Extension: variables of the model's chat template, such as `enable_thinking`.
     pub chat_template_kwargs: Option<Map<String, Value>>,
     /// The following only at their neutral values.

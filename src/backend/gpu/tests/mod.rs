@@ -200,7 +200,7 @@ fn plan(mut parts: Builder, residual: Buf, hidden: usize, layers: Vec<Layer>) ->
 }
 
 fn limits(context: usize, chunk: usize) -> Limits {
-    Limits { context, chunk, head_rows: 1, slots: 0 }
+    Limits { context, chunk, head_rows: 1, slots: 0, checkpoints: 0 }
 }
 
 /// Runs the case's layer over consecutive batches and returns all rows of the residual.

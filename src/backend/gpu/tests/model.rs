@@ -131,7 +131,7 @@ fn whole_model() {
     const TOKENS: usize = 11;
     let embeddings = Random::new(4).values(TOKENS * HIDDEN);
     for (dtype, tuning) in [(DType::F32, tunings()[0]), (DType::Q4, tunings()[0]), (DType::Q8, tunings()[1])] {
-        let limits = Limits { context: 32, chunk: TOKENS, head_rows: 4, slots: TOP_K };
+        let limits = Limits { context: 32, chunk: TOKENS, head_rows: 4, slots: TOP_K, checkpoints: 0 };
         let model = model(dtype, limits);
         let (expected, chosen) = forward(&mut cpu(&model.case), &model, &embeddings, TOKENS);
         let Some(mut gpu) = gpu(tuning, &model.case) else { return };
@@ -156,7 +156,7 @@ fn whole_model() {
 fn expanded_shaders() {
     let dir = std::path::PathBuf::from(std::env::var_os("OUTRIDER_WGSL_DIR").expect("a directory to write to"));
     std::fs::create_dir_all(&dir).unwrap();
-    let limits = Limits { context: 32, chunk: 4, head_rows: 1, slots: 4 };
+    let limits = Limits { context: 32, chunk: 4, head_rows: 1, slots: 4, checkpoints: 0 };
     let mut variants = HashSet::new();
     for dtype in DType::ALL {
         for tuning in tunings().into_iter().chain(f16_tunings()) {
