@@ -3,7 +3,7 @@
 // `?backend=auto|gpu|cpu`, `?budget=64MiB` and `?model=ADDRESS` choose how. For tests, elements are named by
 // `data-testid`, and the body's `data-state` is `loading`, `ready`, `generating` or `failed`.
 
-import { type Engine, OutriderError, createEngine, removeModel } from 'outrider';
+import { type ChatCompletionRequest, type Engine, OutriderError, createEngine, removeModel } from 'outrider';
 import { Conversation } from './conversation.js';
 import { byId } from './dom.js';
 import { rate } from './format.js';
@@ -26,7 +26,7 @@ const backendChoice = byId<HTMLSelectElement>('backend-choice');
 
 const address = new URL(location.href);
 const model = new URL(address.searchParams.get('model') ?? 'models/concierge/', document.baseURI);
-const conversation = new Conversation();
+const conversation = new Conversation({ edit, retry });
 let engine: Engine | undefined;
 let loading: AbortController | undefined;
 let reply: AbortController | undefined;
@@ -98,7 +98,27 @@ function ask(question: string): void {
   if (engine) void answer();
 }
 
-async function answer(): Promise<void> {
+function edit(text: string): void {
+  abandon();
+  input.value = text;
+  input.focus();
+}
+
+/** As the model's own settings say: what is likeliest would be the same reply. */
+function retry(): void {
+  input.focus();
+  if (engine) void answer({});
+  else waiting = send.disabled = true;
+}
+
+/** Gives up the reply in progress, and the question that waits for the model. */
+function abandon(): void {
+  reply?.abort();
+  waiting = false;
+  send.disabled = false;
+}
+
+async function answer(sampling: Pick<ChatCompletionRequest, 'temperature'> = { temperature: 0 }): Promise<void> {
   if (!engine) return;
   waiting = false;
   const current = engine;
@@ -110,7 +130,7 @@ async function answer(): Promise<void> {
   let foot = '';
   try {
     const stream = current.chat.completions.create(
-      { messages: conversation.messages, stream: true, temperature: 0, max_tokens: 256 },
+      { messages: conversation.messages, stream: true, max_tokens: 256, ...sampling },
       { signal: control.signal },
     );
     for await (const chunk of stream) {
@@ -177,9 +197,7 @@ stop.addEventListener('click', () => {
   input.focus();
 });
 byId('clear').addEventListener('click', () => {
-  reply?.abort();
-  waiting = false;
-  send.disabled = false;
+  abandon();
   conversation.clear();
   input.focus();
 });
