@@ -218,15 +218,19 @@ fn a_conversation_goes_on_until_input_ends() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let turns = "Can you find me a restaurant in San Jose?\n\nSomething Italian.\n";
+    let turns = "/undo\nCan you find me a restaurant in San Jose?\n\nSomething Italian.\n/retry\n/undo\n/retry\n/clear\n/retry\n";
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), turns.as_bytes()).unwrap();
     let out = child.wait_with_output().unwrap();
     let (stdout, stderr) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
     assert!(out.status.success(), "{stderr}");
-    assert_eq!(stdout.lines().count(), 2, "{stdout}");
-    assert_eq!(stdout.lines().next(), chat(text(&model), &[]).stdout.lines().next());
+    let replies: Vec<_> = stdout.lines().collect();
+    assert_eq!(replies.len(), 4, "{stdout}");
+    assert_eq!(Some(replies[0]), chat(text(&model), &[]).stdout.lines().next());
+    assert!(replies[2] == replies[1] && replies[3] == replies[0], "asked again: {stdout}");
+    assert_eq!(stderr.matches("nothing was asked yet").count(), 2, "{stderr}");
     let read: Vec<u32> = stderr.lines().filter_map(|l| l.strip_prefix('[')?.split(' ').next()?.parse().ok()).collect();
-    assert!(read.len() == 2 && read[1] > read[0] + 8, "the second prompt holds the first turn: {stderr}");
+    assert!(read.len() == 4 && read[1] > read[0] + 8, "the second prompt holds the first turn: {stderr}");
+    assert!(stderr.lines().filter(|l| l.contains(" of them known,")).count() >= 2, "{stderr}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use common::{GOLDEN_CHECKPOINTS, engine, on, repository};
 use futures_util::FutureExt;
-use futures_util::future::ready;
+use futures_util::future::{pending, ready};
 use outrider::chat::Chat;
 use outrider::chat::openai::{ChatRequest, Message, Role};
 use outrider::engine::generate::Next;
@@ -199,6 +199,27 @@ fn a_stopped_reply_is_not_run_again_from_its_beginning() {
     let next = [&prompt[..], &answer[..75], &words(3, 9)].concat();
     // From the checkpoint 64 tokens after the last pass of the prompt.
     assert_eq!(run(&mut engine, &next, 0), 20 + 75 + 9 - (16 + 64));
+}
+
+/// A call that nobody waits for any more leaves its experts unread and its states between two tokens.
+#[test]
+fn a_dropped_call_does_no_harm() {
+    let mut engine = small(BackendChoice::Cpu, 8, 4);
+    let (prompt, answer) = (words(1, 60), words(2, 8));
+    let passes = Rc::new(Cell::new(0));
+    for drop_at in [1, 3, 12, 33] {
+        passes.set(0);
+        let count = passes.clone();
+        engine.set_pause(Rc::new(move || {
+            count.set(count.get() + 1);
+            if count.get() == drop_at { pending().boxed_local() } else { ready(()).boxed_local() }
+        }));
+        assert!(engine.prefill(&prompt).now_or_never().is_none());
+        engine.set_pause(Rc::new(|| ready(()).boxed_local()));
+        let got = reply(&mut engine, &prompt, &answer).unwrap();
+        assert!(bits(&got) == bits(&from_the_beginning(&mut small(BackendChoice::Cpu, 8, 0), &prompt, &answer)));
+        engine.reset().unwrap();
+    }
 }
 
 #[test]

@@ -249,12 +249,13 @@ fn tool_calls_are_taken_out_only_if_tools_were_given() {
 fn replies_have_openais_shape() {
     let head = Head { id: "chatcmpl-1".into(), created: 1, model: "concierge".into() };
     let (_, reply) = run(concierge().reply(&ask(json!({})), "x", 4, 9), &[2]);
-    let whole = head.completion(reply.message(), reply.finish_reason().unwrap(), reply.usage());
+    let whole = head.completion(reply.message(), reply.finish_reason().unwrap(), reply.usage().with_cached(3));
     assert_eq!(
         serde_json::to_value(whole).unwrap(),
         json!({"id": "chatcmpl-1", "created": 1, "model": "concierge", "object": "chat.completion",
             "choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}})
+            "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5,
+                "prompt_tokens_details": {"cached_tokens": 3}}})
     );
     let first = serde_json::to_value(head.chunk(openai::Delta::start(), None)).unwrap();
     assert_eq!(first["object"], "chat.completion.chunk");

@@ -209,6 +209,7 @@ impl Engine {
         let pool = Pool::new(plan.layers.len(), experts, plan.top_k(), limits.slots);
         Ok(Engine {
             pool,
+            loading: Vec::new(),
             ledger,
             sequence: Vec::with_capacity(limits.context),
             checkpoints: Checkpoints::new(limits.checkpoints),

@@ -79,6 +79,8 @@ pub struct Engine {
     pack: Pack,
     backend: Box<dyn Backend>,
     pool: Pool,
+    /// Loads of the layer at hand. They may never have been done if the call failed, or its future was dropped.
+    loading: Vec<Load>,
     ledger: Ledger,
     /// The tokens that the states have taken in.
     sequence: Vec<u32>,
@@ -228,18 +230,15 @@ impl Engine {
     }
 
     async fn run_experts(&mut self, layer: usize, ids: &[u32], top_k: usize) -> Result<()> {
+        self.pool.forget(&std::mem::take(&mut self.loading));
         let waves = self.pool.plan(layer, ids, top_k);
-        for (i, wave) in waves.iter().enumerate() {
-            let result = async {
-                self.backend.run_experts(layer, &wave.ready)?;
-                self.read_experts(&wave.loads).await?;
-                self.backend.run_experts(layer, &wave.after)
-            };
-            if let Err(e) = result.await {
-                waves[i..].iter().for_each(|w| self.pool.forget(&w.loads));
-                return Err(e);
-            }
+        self.loading = waves.iter().flat_map(|wave| &wave.loads).copied().collect();
+        for wave in &waves {
+            self.backend.run_experts(layer, &wave.ready)?;
+            self.read_experts(&wave.loads).await?;
+            self.backend.run_experts(layer, &wave.after)?;
         }
+        self.loading.clear();
         Ok(())
     }
 

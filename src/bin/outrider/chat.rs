@@ -22,7 +22,8 @@ use crate::model::ModelArgs;
 pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
-    /// What to say; without it, a conversation, one line at a time
+    /// What to say; without it, a conversation, one line at a time: `/retry` asks for the last reply again, `/undo` takes
+    /// the last question back, `/clear` starts anew
     prompt: Option<String>,
     /// Instructions that come before the conversation
     #[arg(long, value_name = "TEXT")]
@@ -118,10 +119,24 @@ impl Session {
             }
             let Some(line) = lines.next() else { break };
             let line = line.map_err(Error::io("standard input"))?;
-            if line.trim().is_empty() {
-                continue;
+            let asked = request.messages.iter().rposition(|m| m.role == Role::User);
+            match (line.trim(), asked) {
+                ("", _) => continue,
+                ("/clear", _) => {
+                    request.messages.retain(|m| m.role == Role::System);
+                    continue;
+                }
+                ("/undo" | "/retry", None) => {
+                    eprintln!("nothing was asked yet");
+                    continue;
+                }
+                ("/undo", Some(asked)) => {
+                    request.messages.truncate(asked);
+                    continue;
+                }
+                ("/retry", Some(asked)) => request.messages.truncate(asked + 1),
+                _ => request.messages.push(Message::new(Role::User, line)),
             }
-            request.messages.push(Message::new(Role::User, line));
             match self.reply(&request).await {
                 Ok((_, Ended::Unread)) => break,
                 Ok((message, _)) => request.messages.push(message),

@@ -24,6 +24,42 @@ fn every_byte_is_in_the_ledger() {
     assert_eq!(gpu.workspace_bytes(), Gpu::workspace_for(&case.plan, &case.limits).unwrap());
 }
 
+/// A state that knows nothing of positions, with two checkpoints.
+fn convolution_case() -> Case {
+    let mut c = CaseBuilder::new(5);
+    let (x, y) = (c.input(6), c.buffer(6));
+    let w = c.vector(6 * 4, 0.2);
+    let state = c.state(StateSpec::Conv { channels: 6, kernel: 4 });
+    c.mix.push(Op::ConvSilu { x, w, y, state });
+    c.finish(y, Limits { checkpoints: 2, ..limits(20, 4) })
+}
+
+fn goes_back(backend: &mut impl Backend) {
+    let hidden = backend.plan().hidden;
+    let rows = Random::new(6).values(7 * hidden);
+    let (first, rest) = rows.split_at(4 * hidden);
+    run(backend, first, &[4]);
+    backend.save(1).unwrap();
+    let expected = run(backend, rest, &[3]);
+    backend.save(0).unwrap();
+    assert!(!same_bits(&expected, &run(backend, rest, &[3])), "the state does not matter");
+    for _ in 0..2 {
+        backend.restore(1).unwrap();
+        assert!(same_bits(&expected, &run(backend, rest, &[1, 2])));
+    }
+}
+
+#[test]
+fn checkpoints_bring_states_back_and_are_in_the_ledger() {
+    let case = convolution_case();
+    goes_back(&mut cpu(&case));
+    let Some(mut gpu) = gpu(Tuning::new(true), &case) else { return };
+    goes_back(&mut gpu);
+    let created: u64 = gpu.buffers.iter().map(wgpu::Buffer::size).sum();
+    let states = case.plan.state_bytes(case.limits.context) + 2 * case.plan.checkpoint_bytes();
+    assert_eq!(created, case.plan.weight_bytes() + states + gpu.workspace_bytes());
+}
+
 #[test]
 fn a_layer_takes_one_submission_until_it_is_read() {
     let case = small_case();
