@@ -211,7 +211,7 @@ impl Session {
             _ => String::new(),
         };
         eprintln!(
-            "[{prompt} tokens read{known} in {prefill:.2} s, {tokens} written{speed}; experts: {hits} hits, {misses} misses, {read} read]"
+            "[{prompt} tokens{known} read in {prefill:.2} s, {tokens} written{speed}; experts: {hits} hits, {misses} misses, {read} read]"
         );
     }
 }
