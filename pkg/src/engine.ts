@@ -1,7 +1,8 @@
 // The client: everything it does happens in a worker.
 
+import { requireBrowser } from './browser.js';
 import { parseBytes } from './bytes.js';
-import { OutriderError, aborted, fail } from './errors.js';
+import { OutriderError, aborted, describe, fail } from './errors.js';
 import { packAddress, packDirectory } from './location.js';
 import { withSpeed } from './progress.js';
 import type { LoadArgs } from './load-args.js';
@@ -116,12 +117,12 @@ async function close(remote: Remote, error: OutriderError): Promise<void> {
 export async function createEngine(options: EngineOptions): Promise<Engine> {
   const { signal } = options;
   if (signal?.aborted) throw aborted(signal.reason);
+  requireBrowser();
   const args = await loadArgs(options);
   // Best effort, and not waited for, since some browsers ask the user: unless storage is persistent, the browser may
   // clear it when the disk gets full.
   navigator.storage.persist?.().catch(() => {});
-  const worker = new Worker(new URL('./engine-worker.js', import.meta.url), { type: 'module', name: 'outrider engine' });
-  const remote = new Remote(worker, 'engine worker');
+  const remote = new Remote(startWorker(options.workerUrl), 'engine worker');
   // Ended at once: an interrupted download resumes, whatever the moment.
   const stop = () => remote.close(aborted(signal?.reason));
   signal?.addEventListener('abort', stop, { once: true });
@@ -138,14 +139,22 @@ export async function createEngine(options: EngineOptions): Promise<Engine> {
   }
 }
 
+function startWorker(url: string | URL | undefined): Worker {
+  try {
+    if (url !== undefined) {
+      const base = globalThis.document?.baseURI ?? location.href;
+      return new Worker(new URL(url, base), { type: 'module', name: 'outrider-engine' });
+    }
+    // Bundlers look for these very words.
+    return new Worker(new URL('./engine-worker.js', import.meta.url), { type: 'module', name: 'outrider-engine' });
+  } catch (error) {
+    const message = `the engine worker could not start: ${describe(error)}; see \`workerUrl\` in the README`;
+    throw fail('worker', message, {}, error);
+  }
+}
+
 async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   const { model, memoryBudget, backend = 'auto', context, f16 = false } = options;
-  if (!globalThis.isSecureContext || typeof Worker !== 'function') {
-    throw fail('unsupported', 'Outrider needs a page served over https, or from localhost, in a browser with workers');
-  }
-  if (typeof navigator.storage?.getDirectory !== 'function') {
-    throw fail('unsupported', 'this browser has no private file system for the model; update it or use another');
-  }
   if (!['auto', 'gpu', 'cpu'].includes(backend)) {
     throw fail('request', `the backend \`${backend}\` is not one of auto, gpu, cpu`);
   }

@@ -17,7 +17,7 @@ export class Files {
 
   static async open(directory: string, onDeath: (error: unknown) => void): Promise<Files> {
     const lanes = Array.from({ length: LANES }, () => {
-      const worker = new Worker(new URL('./flash-worker.js', import.meta.url), { type: 'module', name: 'outrider flash' });
+      const worker = new Worker(new URL('./flash-worker.js', import.meta.url), { type: 'module', name: 'outrider-flash' });
       const lane = new Remote(worker, 'flash worker');
       void lane.closed.then(onDeath);
       return lane;

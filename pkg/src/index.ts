@@ -6,3 +6,4 @@ export { removeModel } from './storage.js';
 export { ChatStream } from './stream.js';
 export type { StreamPromise } from './stream.js';
 export type * from './types.js';
+export { VERSION } from './version.js';

@@ -42,7 +42,8 @@ export class Remote {
     worker.onmessageerror = () => this.close(fail('worker', `a message of the ${name} could not be read`));
     worker.onerror = (event) => {
       event.preventDefault();
-      const what = event.message || 'its script could not be loaded; check that its files are served and allowed';
+      const unloaded = 'its script could not be loaded; check that it is served and allowed, see `workerUrl` in the README';
+      const what = event.message || unloaded;
       this.close(fail('worker', `the ${name} failed: ${what}`));
     };
     worker.postMessage({ id: 0, op: 'life', args: life } satisfies Call);

@@ -1,9 +1,11 @@
+import { requireBrowser } from './browser.js';
 import { addressOf } from './engine.js';
 import { describe, fail } from './errors.js';
 import { ROOT, packDirectory } from './location.js';
 
 /** Deletes a model from the browser's storage. Does nothing if it is not there. */
 export async function removeModel(model: string | URL): Promise<void> {
+  requireBrowser();
   const name = await packDirectory(addressOf(model));
   try {
     const root = await (await navigator.storage.getDirectory()).getDirectoryHandle(ROOT);

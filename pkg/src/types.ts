@@ -15,8 +15,13 @@ export interface EngineOptions {
    */
   f16?: boolean;
   /** Stops loading; what was downloaded is kept for the next attempt. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | null | undefined;
   onProgress?: (progress: Progress) => void;
+  /**
+   * Where `engine-worker.js` is, absolute or relative to the page, with the package's other files around it. For builds
+   * that do not bring workers along, see the README.
+   */
+  workerUrl?: string | URL;
 }
 
 export interface Progress {
@@ -59,12 +64,19 @@ export interface TextPart {
   text: string;
 }
 
+/** What other runtimes take and this one refuses, with a `request` error: images, sound, files. */
+export interface OtherPart {
+  type: string & {};
+}
+
+/** A message as it is sent. Whatever the `openai` package's types allow fits, and replies do as they are. */
 export interface ChatMessage {
-  role: 'system' | 'user' | 'assistant' | 'tool' | (string & {});
-  content: string | TextPart[] | null;
+  role: 'system' | 'developer' | 'user' | 'assistant' | 'tool' | (string & {});
+  /** May be absent only where an assistant calls tools. */
+  content?: string | (TextPart | OtherPart)[] | null;
   name?: string;
   tool_call_id?: string;
-  tool_calls?: ToolCall[];
+  tool_calls?: (ToolCall | OtherTool)[];
 }
 
 export interface ToolCall {
@@ -75,26 +87,52 @@ export interface ToolCall {
 
 export interface Tool {
   type: 'function';
-  function: { name: string; description?: string; parameters?: unknown };
+  function: { name: string; description?: string; parameters?: Record<string, unknown> };
 }
 
+/** Tools that are no functions, which are refused with a `request` error. */
+export interface OtherTool {
+  type: 'custom';
+}
+
+/**
+ * OpenAI's request, whose other parameters are ignored where they cannot change the reply (`user`, `metadata`). Those
+ * below that only one value is allowed for are refused with a `request` error otherwise.
+ */
 export interface ChatCompletionRequest {
   messages: ChatMessage[];
   model?: string;
-  stream?: boolean;
+  stream?: boolean | null;
   stream_options?: { include_usage?: boolean } | null;
   max_tokens?: number | null;
   max_completion_tokens?: number | null;
   temperature?: number | null;
   top_p?: number | null;
+  /** Extension: 0 for no limit. */
   top_k?: number | null;
   seed?: number | null;
   stop?: string | string[] | null;
-  tools?: Tool[];
+  tools?: (Tool | OtherTool)[];
+  /** `'auto'` or `'none'`. */
+  tool_choice?: 'auto' | 'none' | 'required' | { type: string } | null;
+  /** Only text. */
+  response_format?: { type: string } | null;
+  /** Only 1. */
+  n?: number | null;
+  /** Only 0. */
+  frequency_penalty?: number | null;
+  /** Only 0. */
+  presence_penalty?: number | null;
+  /** Only false. */
+  logprobs?: boolean | null;
+  /** Only empty. */
+  logit_bias?: Record<string, number> | null;
   /** Extension, by vLLM's name: choices carry the ids of the tokens generated. */
   return_token_ids?: boolean | null;
   /** Extension, by llama.cpp's name: `false` runs the whole prompt again. The reply is the same. */
   cache_prompt?: boolean | null;
+  /** Extension: variables of the model's chat template, such as `enable_thinking`. */
+  chat_template_kwargs?: Record<string, unknown> | null;
 }
 
 export interface ChatCompletionRequestStreaming extends ChatCompletionRequest {
@@ -102,7 +140,7 @@ export interface ChatCompletionRequestStreaming extends ChatCompletionRequest {
 }
 
 export interface ChatCompletionRequestWhole extends ChatCompletionRequest {
-  stream?: false;
+  stream?: false | null;
 }
 
 export type FinishReason = 'stop' | 'length' | 'tool_calls';
@@ -134,8 +172,9 @@ export interface ChatCompletion {
   model: string;
   choices: {
     index: number;
-    message: { role: 'assistant'; content: string | null; tool_calls?: ToolCall[] };
+    message: { role: 'assistant'; content: string | null; refusal: null; tool_calls?: ToolCall[] };
     finish_reason: FinishReason;
+    logprobs: null;
     token_ids?: number[];
   }[];
   usage: Usage;
@@ -161,5 +200,5 @@ export interface ChatCompletionChunk {
 
 export interface RequestOptions {
   /** Stops the reply; the iterator, or the promise, ends with an `aborted` error. */
-  signal?: AbortSignal;
+  signal?: AbortSignal | null | undefined;
 }

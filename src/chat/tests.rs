@@ -250,13 +250,18 @@ fn replies_have_openais_shape() {
     let head = Head { id: "chatcmpl-1".into(), created: 1, model: "concierge".into() };
     let (_, reply) = run(concierge().reply(&ask(json!({})), "x", 4, 9), &[2]);
     let whole = head.completion(reply.message(), reply.finish_reason().unwrap(), reply.usage().with_cached(3));
+    let whole = serde_json::to_value(whole).unwrap();
     assert_eq!(
-        serde_json::to_value(whole).unwrap(),
+        whole,
         json!({"id": "chatcmpl-1", "created": 1, "model": "concierge", "object": "chat.completion",
-            "choices": [{"index": 0, "message": {"role": "assistant", "content": ""}, "finish_reason": "stop"}],
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "", "refusal": null},
+                "finish_reason": "stop", "logprobs": null}],
             "usage": {"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5,
                 "prompt_tokens_details": {"cached_tokens": 3}}})
     );
+    // It goes back into a conversation as it is.
+    let again: Message = serde_json::from_value(whole["choices"][0]["message"].clone()).unwrap();
+    assert_eq!(again, reply.message());
     let first = serde_json::to_value(head.chunk(openai::Delta::start(), None)).unwrap();
     assert_eq!(first["object"], "chat.completion.chunk");
     assert_eq!(

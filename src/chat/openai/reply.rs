@@ -65,11 +65,24 @@ impl Delta {
     }
 }
 
+/// The message of a whole reply.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplyMessage {
+    #[serde(flatten)]
+    pub message: Message,
+    /// Always null, and there because OpenAI's clients may count on it.
+    #[serde(default)]
+    pub refusal: (),
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Choice {
     pub index: usize,
-    pub message: Message,
+    pub message: ReplyMessage,
     pub finish_reason: FinishReason,
+    /// Always null, and there because OpenAI's clients may count on it.
+    #[serde(default)]
+    pub logprobs: (),
     /// Extension, if asked for: the tokens that were generated, the one that ended the turn included.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_ids: Option<Vec<u32>>,
@@ -124,10 +137,11 @@ pub struct Head {
 
 impl Head {
     pub fn completion(&self, message: Message, finish_reason: FinishReason, usage: Usage) -> ChatCompletion {
+        let message = ReplyMessage { message, refusal: () };
         ChatCompletion {
             head: self.clone(),
             object: "chat.completion".to_owned(),
-            choices: vec![Choice { index: 0, message, finish_reason, token_ids: None }],
+            choices: vec![Choice { index: 0, message, finish_reason, logprobs: (), token_ids: None }],
             usage,
             timings: None,
         }
