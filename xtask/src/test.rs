@@ -39,7 +39,7 @@ enum Step {
     Native,
     /// Documentation's examples
     Doc,
-    /// The wasm module, the npm package and the page build
+    /// The wasm module, the npm package and the page are built, and the package is tested in Node and as it is published
     Package,
     /// The package in Chromium, Firefox and WebKitGTK, and the page in Chromium
     Browser,
@@ -120,14 +120,16 @@ impl Suite<'_> {
             Step::Native => self.native(),
             Step::Doc if quick => Ok(Outcome::Skipped("--quick".into())),
             Step::Doc => {
-                self.suite(cargo(self.root).args(["test", "--quiet", "--workspace", "--doc", "--no-fail-fast"]))
+                let mut command = cargo(self.root);
+                command.args(["test", "--quiet", "--workspace", "--doc", "--no-fail-fast"]);
+                self.suite(&mut command).map(Outcome::Ran)
             }
             Step::Package if !web::has_sources(self.root) => {
                 Ok(Outcome::Skipped("there are no pkg/ and www/ yet".into()))
             }
             Step::Package => {
                 web::build(self.root, Profile::Dev, web::Step::Page)?;
-                Ok(Outcome::Ran(Tally::one(true)))
+                self.package()
             }
             Step::Browser => self.browser(),
         }
@@ -172,7 +174,24 @@ impl Suite<'_> {
             Err(why) if self.ci => bail!(why),
             Err(why) => say!("SKIPPED: the GPU backend's tests: {why:#}"),
         }
-        self.suite(&mut command)
+        self.suite(&mut command).map(Outcome::Ran)
+    }
+
+    /// The package's tests that need no browser. That it was built counts as one.
+    fn package(&self) -> Result<Outcome> {
+        let mut tests: Vec<_> = self.root.join("pkg/test").read_dir()?.flatten().map(|entry| entry.path()).collect();
+        tests.retain(|path| path.to_string_lossy().ends_with(".test.mjs"));
+        tests.sort();
+        let mut command = Command::new("node");
+        command
+            .current_dir(self.root)
+            .args(["--test-reporter", "spec"])
+            .args(self.options.filter.iter().flat_map(|text| ["--test-name-pattern", text]))
+            .arg("--test")
+            .args(tests);
+        let mut tally = self.suite(&mut command)?;
+        tally += Tally::one(true);
+        Ok(Outcome::Ran(tally))
     }
 
     fn browser(&self) -> Result<Outcome> {
@@ -204,11 +223,11 @@ impl Suite<'_> {
                 }
             }
         }
-        self.suite(&mut command)
+        self.suite(&mut command).map(Outcome::Ran)
     }
 
     /// Runs a suite and counts its tests. One that fails without a failed test (it does not compile) counts as one.
-    fn suite(&self, command: &mut Command) -> Result<Outcome> {
+    fn suite(&self, command: &mut Command) -> Result<Tally> {
         let mut tally = Tally::default();
         let succeeded = exec::watch(command, |line| {
             if let Some(counts) = Tally::of_line(line) {
@@ -218,7 +237,7 @@ impl Suite<'_> {
         if !succeeded && tally.failed == 0 {
             tally.failed = 1;
         }
-        Ok(Outcome::Ran(tally))
+        Ok(tally)
     }
 
     fn missing(&self, why: String) -> Result<Outcome> {
