@@ -3,12 +3,20 @@
 // `?backend=auto|gpu|cpu`, `?budget=64MiB` and `?model=ADDRESS` choose how. For tests, elements are named by
 // `data-testid`, and the body's `data-state` is `loading`, `ready`, `generating` or `failed`.
 
-import { type ChatCompletionRequest, type Engine, OutriderError, createEngine, removeModel } from 'outrider';
+import {
+  type ChatCompletionRequest,
+  type Engine,
+  OutriderError,
+  type Timings,
+  createEngine,
+  removeModel,
+} from 'outrider';
 import { Conversation } from './conversation.js';
 import { byId } from './dom.js';
 import { rate } from './format.js';
 import { hideProgress, showProgress } from './loading.js';
 import { setUpPanel, showStats } from './panel.js';
+import { LoadClock, ReplyClock, keepStats, setUpReport } from './report.js';
 
 type State = 'loading' | 'ready' | 'generating' | 'failed';
 type Backend = 'auto' | 'gpu' | 'cpu';
@@ -50,6 +58,11 @@ function fail(error: unknown): void {
   setState('failed');
 }
 
+/** An error, for the report. */
+function told(error: unknown): string {
+  return error instanceof OutriderError ? `${error.code}: ${error.message}` : String(error);
+}
+
 async function load(): Promise<void> {
   const control = new AbortController();
   loading?.abort();
@@ -57,31 +70,42 @@ async function load(): Promise<void> {
   reply?.abort();
   const previous = engine;
   engine = undefined;
+  keepStats(undefined);
   setState('loading');
   showProgress({ phase: 'open', done: 0, total: 0 });
   await previous?.dispose();
   if (control.signal.aborted) return;
+  const budget = budgetChoice.value;
+  const options = { model, backend: backendChoice.value as Backend, ...(budget && { memoryBudget: budget }) };
+  const clock = new LoadClock(options);
   try {
-    const budget = budgetChoice.value;
     const made = await createEngine({
-      model,
-      backend: backendChoice.value as Backend,
-      ...(budget && { memoryBudget: budget }),
+      ...options,
       signal: control.signal,
-      onProgress: (progress) => !control.signal.aborted && showProgress(progress),
+      onProgress: (progress) => {
+        if (control.signal.aborted) return;
+        clock.progress(progress);
+        showProgress(progress);
+      },
     });
     if (control.signal.aborted) return void made.dispose();
     engine = made;
     void made.closed.then((error) => {
       if (engine !== made) return;
       engine = undefined;
+      clock.end(told(error));
       fail(error);
     });
-    showStats(await made.stats());
+    const stats = await made.stats();
+    keepStats(stats);
+    showStats(stats);
+    clock.end('ready');
     hideProgress();
     setState('ready');
   } catch (error) {
-    if (!control.signal.aborted) fail(error);
+    if (control.signal.aborted) return;
+    clock.end(told(error));
+    fail(error);
     return;
   }
   if (waiting) await answer();
@@ -126,8 +150,11 @@ async function answer(sampling: Pick<ChatCompletionRequest, 'temperature'> = { t
   reply = control;
   setState('generating');
   const shown = conversation.beginReply();
+  const clock = new ReplyClock();
   const poll = setInterval(() => void refresh(current), STATS_MS);
   let foot = '';
+  let outcome = '';
+  let timings: Timings | undefined;
   try {
     const stream = current.chat.completions.create(
       { messages: conversation.messages, stream: true, max_tokens: 256, ...sampling },
@@ -135,10 +162,16 @@ async function answer(sampling: Pick<ChatCompletionRequest, 'temperature'> = { t
     );
     for await (const chunk of stream) {
       const choice = chunk.choices[0];
-      if (choice?.delta.content) shown.add(choice.delta.content);
+      if (choice?.delta.content) {
+        clock.text();
+        shown.add(choice.delta.content);
+      }
+      outcome = choice?.finish_reason ?? outcome;
+      timings = chunk.timings ?? timings;
       if (choice?.finish_reason === 'length') foot = 'The reply reached its longest length.';
     }
   } catch (error) {
+    outcome = told(error);
     if (control.signal.aborted) foot = 'Stopped.';
     else if (engine === current && error instanceof OutriderError && error.code === 'context') foot = `${error.message}.`;
     else if (engine === current) fail(error);
@@ -146,7 +179,9 @@ async function answer(sampling: Pick<ChatCompletionRequest, 'temperature'> = { t
     clearInterval(poll);
     reply = undefined;
   }
-  const speed = (await refresh(current))?.speed.decode ?? 0;
+  const stats = await refresh(current);
+  clock.end(outcome, timings, stats);
+  const speed = stats?.speed.decode ?? 0;
   shown.finish([foot, speed > 0 ? `${rate(speed)} tokens/s` : ''].filter(Boolean).join(' '));
   if (engine === current && document.body.dataset['state'] === 'generating') setState('ready');
 }
@@ -154,7 +189,10 @@ async function answer(sampling: Pick<ChatCompletionRequest, 'temperature'> = { t
 async function refresh(of: Engine) {
   try {
     const stats = await of.stats();
-    if (of === engine) showStats(stats);
+    if (of === engine) {
+      keepStats(stats);
+      showStats(stats);
+    }
     return stats;
   } catch {
     // The engine is gone, which is reported where it matters.
@@ -219,5 +257,6 @@ for (const suggestion of document.querySelectorAll<HTMLButtonElement>('.suggesti
 }
 
 setUpPanel();
+setUpReport();
 setUpChoices();
 await load();

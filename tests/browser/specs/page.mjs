@@ -2,7 +2,7 @@
 
 import assert from 'node:assert/strict';
 import { execFile } from 'node:child_process';
-import { mkdir } from 'node:fs/promises';
+import { mkdir, readFile } from 'node:fs/promises';
 import { after, before, describe, test } from 'node:test';
 import { promisify } from 'node:util';
 
@@ -14,6 +14,8 @@ import { startServer } from '../server.mjs';
 const MOUNTS = { '/': `${ROOT}www/dist`, '/models': `${ROOT}models` };
 /** What a strict host would send. */
 const POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'";
+
+const VERSION = JSON.parse(await readFile(`${ROOT}pkg/package.json`, 'utf8')).version;
 
 const quick = process.argv.includes('--quick');
 
@@ -136,6 +138,94 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
       const small = await failure(page);
       assert.equal(small.code, 'budget');
       assert.match(small.text, /\d+(\.\d+)? MiB/);
+    });
+  });
+
+  test('a report is copied that tells the machine, the engine, the loading and the replies, and none of the text', async () => {
+    await withPage(async (page) => {
+      await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
+      await page.goto(`${server.origin}/?backend=cpu&budget=16MiB`);
+      await reach(page, 'ready');
+      const { prompt, text } = REPLIES[3];
+      await ask(page, prompt);
+      await send(page, 'I need a hotel in London for two nights.');
+      await reach(page, 'generating', 'ready');
+      await reach(page, 'ready');
+      await page.getByTestId('report').click();
+      await page.getByTestId('report-status').filter({ hasText: 'Copied' }).waitFor();
+      const copied = await page.evaluate(() => navigator.clipboard.readText());
+      const report = JSON.parse(copied);
+      assert.equal(report.outrider, VERSION);
+      assert.equal(report.browser.userAgent, await page.evaluate(() => navigator.userAgent));
+      assert.match(report.browser.screen, /^\d+ × \d+ at \d/);
+      assert.ok(report.browser.cores > 0);
+      assert.equal(report.browser.isolated, true);
+      assert.ok(report.storage.usage > 18e6 && report.storage.quota > report.storage.usage);
+      assert.ok(report.adapter === null || report.adapter.maxBufferSize > 0, JSON.stringify(report.adapter));
+      assert.deepEqual(report.load.options, { model: `${server.origin}/models/concierge/`, backend: 'cpu', memoryBudget: '16MiB' });
+      const phases = ({ load }) => load.phases.map(({ phase }) => phase).filter((phase) => phase !== 'verify');
+      assert.deepEqual(phases(report), ['open', 'download', 'load', 'warmup']);
+      assert.ok(report.load.phases.every(({ seconds }) => seconds >= 0));
+      assert.ok(report.load.phases.find(({ phase }) => phase === 'download').bytes > 18e6 && report.load.outcome === 'ready');
+      const { backend, memory, pool, notices } = report.engine;
+      assert.deepEqual([backend.kind, memory.budget, pool.experts, notices.length >= 0], ['cpu', 16 * 2 ** 20, 512, true]);
+      assert.equal(memory.entries.reduce((sum, entry) => sum + entry.bytes, 0), memory.total);
+      assert.equal(report.replies.length, 2);
+      assert.equal(report.replies[0].tokens, REPLIES[3].token_ids.length);
+      for (const reply of report.replies) {
+        assert.ok(reply.tokensPerSecond > 0 && reply.promptPerSecond > 0 && reply.firstTokenSeconds <= reply.seconds);
+        assert.ok(reply.bytesRead > 0 && reply.misses > 0 && reply.outcome === 'stop');
+      }
+      assert.ok(report.events.some((event) => /^[\d.]+ s: ready$/.test(event)), report.events.join('\n'));
+      assert.ok(!copied.includes(prompt) && !copied.includes(text) && !copied.includes('hotel'));
+
+      // Leaving in good order is no sudden end.
+      await page.reload();
+      await reach(page, 'ready');
+      await page.getByTestId('report').click();
+      await page.getByTestId('report-status').filter({ hasText: 'Copied' }).waitFor();
+      const second = JSON.parse(await page.evaluate(() => navigator.clipboard.readText()));
+      assert.deepEqual(phases(second), ['open', 'load', 'warmup']);
+      assert.ok(!second.events.some((event) => event.includes('suddenly')), second.events.join('\n'));
+    });
+  });
+
+  test('where the clipboard is refused the report is selected; a failure and a sudden end are in it', async () => {
+    await withPage(async (page) => {
+      await page.setViewportSize({ width: 390, height: 760 });
+      await page.addInitScript(() => {
+        navigator.clipboard.writeText = () => Promise.reject(new DOMException('no', 'NotAllowedError'));
+        sessionStorage.setItem('outrider-alive', '12.0 s: loading, visible');
+      });
+      await page.goto(`${server.origin}/?backend=cpu&budget=1MiB`);
+      await reach(page, 'failed');
+      await page.getByTestId('panel-toggle').click();
+      await page.getByTestId('report').click();
+      await page.getByTestId('report-status').filter({ hasText: 'selected' }).waitFor();
+      const selected = await page.getByTestId('report-text').evaluate((area) => {
+        return document.activeElement === area && area.value.slice(area.selectionStart, area.selectionEnd);
+      });
+      const report = JSON.parse(selected);
+      assert.match(report.load.outcome, /^budget: /);
+      assert.equal(report.engine, null);
+      assert.match(report.events[0], /ended suddenly, after 12\.0 s: loading, visible$/);
+    });
+  });
+
+  test('nothing in it is inline, and its policy refuses nothing', async () => {
+    const html = await readFile(`${ROOT}www/dist/index.html`, 'utf8');
+    for (const [script] of html.matchAll(/<script\b[^>]*>[^]*?<\/script>/g)) assert.match(script, /^<script [^>]*src="[^"]+"[^>]*><\/script>$/);
+    assert.doesNotMatch(html, /<style|\s(style|on\w+)=|javascript:/i);
+    await withPage(async (page) => {
+      const refused = [];
+      page.context().on('console', (message) => {
+        if (/Content Security Policy/i.test(message.text())) refused.push(message.text());
+      });
+      await page.goto(`${server.origin}/?backend=cpu`);
+      await reach(page, 'ready');
+      assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);
+      await page.getByTestId('report').click();
+      assert.deepEqual(refused, []);
     });
   });
 
