@@ -260,3 +260,5 @@ setUpPanel();
 setUpReport();
 setUpChoices();
 await load();
+// After the model, which is waited for. The page works without, where there is a network.
+if (import.meta.env.PROD) navigator.serviceWorker?.register('./offline.js').catch(() => {});

@@ -141,6 +141,26 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
     });
   });
 
+  test('it opens without a network once it was there, and answers', async () => {
+    const host = await startServer({ mounts: MOUNTS, csp: POLICY });
+    await withPage(async (page) => {
+      await page.goto(`${host.origin}/?backend=cpu`);
+      await reach(page, 'ready');
+      await page.evaluate(() => navigator.serviceWorker.ready.then(() => {}));
+      await page.waitForFunction(() => navigator.serviceWorker.controller?.state === 'activated');
+      await host.close();
+      await page.reload();
+      await reach(page, 'ready');
+      assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);
+      await page.getByTestId('clear').click();
+      await page.getByTestId('budget-choice').selectOption('16MiB');
+      await reach(page, 'loading', 'ready');
+      await reach(page, 'ready');
+      assert.equal(await page.getByTestId('memory-budget').innerText(), '16.0 MiB');
+      assert.equal(await ask(page, REPLIES[1].prompt), REPLIES[1].text);
+    }).finally(() => host.close());
+  });
+
   test('a report is copied that tells the machine, the engine, the loading and the replies, and none of the text', async () => {
     await withPage(async (page) => {
       await page.context().grantPermissions(['clipboard-read', 'clipboard-write']);
