@@ -120,6 +120,8 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
       assert.equal(cut.choices[0].finish_reason, 'stop');
       const short = await chat(page, greedy(prompt, { max_tokens: 3 }));
       assert.equal(short.choices[0].finish_reason, 'length');
+      // What OpenAI's clients may count on.
+      assert.deepEqual([short.choices[0].message.refusal, short.choices[0].logprobs], [null, null]);
       assert.equal(short.usage.completion_tokens, 3);
       const warm = greedy(prompt, { temperature: 1, seed: 7 });
       const [one, two, other] = [await chat(page, warm), await chat(page, warm), await chat(page, { ...warm, seed: 8 })];
@@ -159,6 +161,17 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
         assert.match(error.message, says);
         assert.ok(error.typed);
       }
+      await answersAsRecorded(page, REPLIES.slice(0, 1));
+    });
+  });
+
+  test('a worker that is not where it was said to be is a typed error that says what to do', async () => {
+    await open(plain, async (page) => {
+      const { error } = await load(page, { backend: 'cpu', workerUrl: 'nowhere.js' });
+      assert.equal(error?.code, 'worker');
+      assert.ok(error.typed);
+      assert.match(error.message, /workerUrl/);
+      assert.ifError((await load(page, { backend: 'cpu', workerUrl: new URL('/pkg/engine-worker.js', plain.origin).href })).error);
       await answersAsRecorded(page, REPLIES.slice(0, 1));
     });
   });
