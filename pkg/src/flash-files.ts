@@ -7,6 +7,9 @@ import { Remote } from './rpc.js';
 /** Two readers at a time keep flash busy; more gain nothing. */
 const LANES = 2;
 
+/** From when a worker's locks are free to when its thread is. */
+const LINGER_MS = 50;
+
 export class Files {
   readonly #lanes: Remote[];
   readonly #owner = new Map<string, Remote>();
@@ -84,6 +87,9 @@ export class Files {
   async close(): Promise<void> {
     await Promise.allSettled(this.#lanes.map((lane) => lane.call('close', null)));
     this.terminate();
+    // Chromium keeps a worker, with all of its memory, that is ended while its own workers are still ending.
+    await Promise.all(this.#lanes.map((lane) => lane.ended()));
+    await new Promise((resolve) => setTimeout(resolve, LINGER_MS));
   }
 
   terminate(): void {

@@ -22,11 +22,16 @@ interface Pending {
   onEvent: ((value: never) => void) | undefined;
 }
 
+/** A worker that is told to end takes a moment. */
+const ENDED_MS = 1000;
+
 export class Remote {
   readonly #worker: Worker;
   readonly #name: string;
   readonly #pending = new Map<number, Pending>();
   readonly #watch = new AbortController();
+  /** Name of the lock that the worker holds while it lives. */
+  readonly #life: string;
   #next = 1;
   #error: OutriderError | undefined;
   /** Resolves once no further call can succeed. */
@@ -37,8 +42,8 @@ export class Remote {
     this.#worker = worker;
     this.#name = name;
     this.closed = new Promise((resolve) => (this.#resolveClosed = resolve));
-    const life = `outrider-worker-${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
-    worker.onmessage = ({ data }: MessageEvent<Reply>) => this.#receive(data, life);
+    this.#life = `outrider-worker-${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
+    worker.onmessage = ({ data }: MessageEvent<Reply>) => this.#receive(data);
     worker.onmessageerror = () => this.close(fail('worker', `a message of the ${name} could not be read`));
     worker.onerror = (event) => {
       event.preventDefault();
@@ -46,7 +51,7 @@ export class Remote {
       const what = event.message || unloaded;
       this.close(fail('worker', `the ${name} failed: ${what}`));
     };
-    worker.postMessage({ id: 0, op: 'life', args: life } satisfies Call);
+    worker.postMessage({ id: 0, op: 'life', args: this.#life } satisfies Call);
   }
 
   call<T>(
@@ -80,9 +85,9 @@ export class Remote {
     this.#resolveClosed(error);
   }
 
-  #receive(reply: Reply, life: string): void {
+  #receive(reply: Reply): void {
     if (reply.kind === 'fatal') return this.close(new OutriderError(reply.error));
-    if (reply.kind === 'alive') return this.#watchLife(life);
+    if (reply.kind === 'alive') return this.#watchLife();
     const pending = this.#pending.get(reply.id);
     if (!pending) return;
     if (reply.kind === 'event') return pending.onEvent?.(reply.value as never);
@@ -91,10 +96,16 @@ export class Remote {
     else pending.reject(new OutriderError(reply.error));
   }
 
+  /** Resolves when a worker that was ended is gone, or soon enough. */
+  async ended(): Promise<void> {
+    const gone = navigator.locks?.request(this.#life, () => {});
+    await Promise.race([gone, new Promise((resolve) => setTimeout(resolve, ENDED_MS))]);
+  }
+
   /** A worker holds a lock while it lives; who is granted it knows that the worker is gone. There is no event for that. */
-  #watchLife(life: string): void {
+  #watchLife(): void {
     const died = () => this.close(fail('worker', `the ${this.#name} was ended by the browser; reload the engine`));
-    navigator.locks.request(life, { signal: this.#watch.signal }, died).catch(() => {
+    navigator.locks.request(this.#life, { signal: this.#watch.signal }, died).catch(() => {
       // Closed first: nothing to watch for any more.
     });
   }

@@ -4,8 +4,8 @@ mod reply;
 mod request;
 
 pub use reply::{
-    ChatCompletion, ChatCompletionChunk, Choice, ChunkChoice, Delta, FinishReason, Head, PromptTokensDetails, ReplyMessage,
-    Usage,
+    ChatCompletion, ChatCompletionChunk, Choice, ChunkChoice, Delta, FinishReason, Head, PromptTokensDetails,
+    ReplyMessage, Usage,
 };
 pub use request::{
     ChatRequest, Content, FunctionCall, Message, Part, ResponseFormat, Role, Stop, StreamOptions, ToolCall,
