@@ -145,6 +145,11 @@ impl Engine {
         self.stop.clone()
     }
 
+    /// Lets another flag, such as that of an engine this one takes the place of, stop calls.
+    pub fn set_stop_flag(&mut self, stop: Stop) {
+        self.stop = stop;
+    }
+
     pub fn set_pause(&mut self, pause: Pause) {
         self.pause = Some(pause);
     }

@@ -16,7 +16,7 @@ use crate::chat::Chat;
 use crate::chat::openai::{ChatRequest, Delta, FinishReason, Head};
 use crate::engine::generate::Next;
 use crate::engine::sampler::Sampler;
-use crate::engine::{Counters, Engine, Pause, Stop, Want};
+use crate::engine::{Counters, Engine, Options, Pause, Stop, Want};
 use crate::error::{Error, Result};
 use crate::flash::install;
 use crate::flash::opfs::{Files, OpfsFlash};
@@ -33,16 +33,17 @@ extern "C" {
 /// [`stats`](Self::stats) may come at any time.
 #[wasm_bindgen]
 pub struct WebEngine {
-    /// Absent while a call uses it.
+    /// Absent while a call uses it, and after it was lost and could not be made again.
     engine: RefCell<Option<Engine>>,
-    store: Rc<OpfsFlash>,
+    busy: Cell<bool>,
+    maker: Maker,
     chat: Chat,
     stop: Stop,
     model: String,
-    /// What does not change, as JSON.
-    fixed: Value,
+    /// What does not change while there is an engine, as JSON.
+    fixed: RefCell<Value>,
     /// What the engine had counted when it was ready for its first request, and by now.
-    before: Counters,
+    before: Cell<Counters>,
     counters: Cell<Counters>,
     speed: RefCell<Speed>,
 }
@@ -58,21 +59,25 @@ impl WebEngine {
         pause: Function,
     ) -> Result<WebEngine, JsValue> {
         let store = Rc::new(OpfsFlash::new(files));
-        let result = load(store.clone(), &options, &on_progress, pause).await;
+        let result = load(store.clone(), &options, &on_progress, every_so_often(pause)).await;
         heal(&store, result).await.map_err(to_js)
     }
 
     /// Answers a chat completion request, both as JSON. When it asks for a stream, `on_chunk` gets each chunk as JSON
     /// and the result is empty.
     pub async fn chat(&self, request: String, on_chunk: Function) -> Result<String, JsValue> {
-        let Some(mut engine) = self.engine.take() else {
+        if self.busy.replace(true) {
             return Err(to_js(Error::Request("another request is being answered".to_owned())));
-        };
+        }
         self.stop.clear();
+        let mut engine = self.engine.take();
         let result = self.answer(&mut engine, &request, &on_chunk).await;
-        self.counters.set(engine.counters());
-        self.engine.replace(Some(engine));
-        heal(&self.store, result).await.map_err(to_js)
+        if let Some(engine) = &engine {
+            self.counters.set(engine.counters());
+        }
+        self.engine.replace(engine);
+        self.busy.set(false);
+        heal(&self.maker.store, result).await.map_err(to_js)
     }
 
     /// Makes the request being answered fail with `aborted`.
@@ -82,8 +87,8 @@ impl WebEngine {
 
     /// The package's `Stats`, as JSON.
     pub fn stats(&self) -> String {
-        let mut stats = self.fixed.clone();
-        let (before, counters, speed) = (&self.before, self.counters.get(), self.speed.borrow());
+        let mut stats = self.fixed.borrow().clone();
+        let (before, counters, speed) = (self.before.get(), self.counters.get(), self.speed.borrow());
         stats["speed"] = json!({ "prefill": speed.prefill(), "decode": speed.decode() });
         stats["pool"]["hits"] = json!(counters.pool.hits - before.pool.hits);
         stats["pool"]["misses"] = json!(counters.pool.misses - before.pool.misses);
@@ -94,8 +99,34 @@ impl WebEngine {
 }
 
 impl WebEngine {
-    async fn answer(&self, engine: &mut Engine, request: &str, on_chunk: &Function) -> Result<String> {
+    /// The engine, made anew if the last one was lost and could not be replaced at once.
+    async fn present<'e>(&self, held: &'e mut Option<Engine>) -> Result<&'e mut Engine> {
+        match held {
+            Some(engine) => Ok(engine),
+            None => self.again(held, "it could not be set up at once").await,
+        }
+    }
+
+    /// Makes an engine in the place of one whose GPU was lost. Where there is no GPU any more and the CPU may do, that.
+    async fn again<'e>(&self, held: &'e mut Option<Engine>, reason: &str) -> Result<&'e mut Engine> {
+        let mut engine = self.maker.make(|_, _| {}).await.map_err(|error| match error {
+            Error::NoGpu(why) => Error::DeviceLost(format!("{reason}; it does not come back: {why}")),
+            other => other,
+        })?;
+        engine.set_stop_flag(self.stop.clone());
+        let mut fixed = describe(&engine);
+        if let Some(notices) = fixed["notices"].as_array_mut() {
+            notices.push(json!(format!("the GPU was lost ({reason}), and the model was loaded again")));
+        }
+        self.fixed.replace(fixed);
+        self.before.set(engine.counters());
+        self.counters.set(engine.counters());
+        Ok(held.insert(engine))
+    }
+
+    async fn answer(&self, held: &mut Option<Engine>, request: &str, on_chunk: &Function) -> Result<String> {
         let request = ChatRequest::from_json(request)?;
+        let mut engine = self.present(held).await?;
         let prompt = self.chat.prompt(&request)?;
         let mut sampler = Sampler::new(self.chat.sampling(&request, (js_sys::Math::random() * 2f64.powi(53)) as u64))?;
         let id = format!("chatcmpl-{:013x}", (js_sys::Math::random() * 2f64.powi(52)) as u64);
@@ -122,10 +153,15 @@ impl WebEngine {
             send(Delta::start(), None, None)?;
         }
         let mut failed = Ok(());
-        engine
-            .generate(&prompt, &mut sampler, room, |engine, token| {
+        // The prompt and what was generated so far: from these a new engine goes on when the GPU is lost.
+        let sequence = RefCell::new(prompt);
+        let mut lost = false;
+        loop {
+            let (so_far, generated) = (sequence.borrow().clone(), reply.usage().completion_tokens);
+            let ended = engine.generate(&so_far, &mut sampler, room - generated, |engine, token| {
                 self.counters.set(engine.counters());
                 self.speed.borrow_mut().token(engine.cached());
+                sequence.borrow_mut().push(token);
                 tokens.borrow_mut().push(token);
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
                     true => Ok(()),
@@ -136,8 +172,20 @@ impl WebEngine {
                     true => Next::Stop,
                     false => Next::Continue,
                 }
-            })
-            .await?;
+            });
+            match ended.await {
+                Err(Error::DeviceLost(reason)) if !lost => {
+                    lost = true;
+                    // The memory of the one that is lost is needed for the other.
+                    *held = None;
+                    engine = self.again(held, &reason).await?;
+                }
+                ended => {
+                    ended?;
+                    break;
+                }
+            }
+        }
         failed?;
         let rest = reply.end(FinishReason::Length)?;
         if stream && !rest.is_empty() {
@@ -161,30 +209,44 @@ impl WebEngine {
     }
 }
 
-async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function, pause: Function) -> Result<WebEngine> {
-    let options = WebOptions::parse(options)?;
+async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function, pause: Pause) -> Result<WebEngine> {
     report(on_progress, "load", 0, 0);
-    let pack = Pack::open(store.clone()).await?;
-    let chat = Chat::of_pack(&pack).await?;
-    let model = pack.manifest().name.clone();
-    let mut engine = Engine::load(pack, &options, |done, total| report(on_progress, "load", done, total)).await?;
-    engine.set_pause(every_so_often(pause));
+    let maker = Maker { store, options: WebOptions::parse(options)?, pause };
+    let mut engine = maker.make(|done, total| report(on_progress, "load", done, total)).await?;
+    let chat = Chat::of_pack(engine.pack()).await?;
     report(on_progress, "warmup", 0, 0);
     // Drivers compile kernels when they are first used.
     engine.forward(&[0], Want::Last, None).await?;
     engine.reset()?;
     let before = engine.counters();
     Ok(WebEngine {
-        fixed: describe(&engine),
+        fixed: RefCell::new(describe(&engine)),
         stop: engine.stop_flag(),
+        model: engine.pack().manifest().name.clone(),
         engine: RefCell::new(Some(engine)),
-        store,
+        busy: Cell::new(false),
+        maker,
         chat,
-        model,
         counters: Cell::new(before),
-        before,
+        before: Cell::new(before),
         speed: RefCell::default(),
     })
+}
+
+/// What it takes to make an engine, the first time and after its GPU was lost.
+struct Maker {
+    store: Rc<OpfsFlash>,
+    options: Options,
+    pause: Pause,
+}
+
+impl Maker {
+    async fn make(&self, on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
+        let pack = Pack::open(self.store.clone()).await?;
+        let mut engine = Engine::load(pack, &self.options, on_progress).await?;
+        engine.set_pause(self.pause.clone());
+        Ok(engine)
+    }
 }
 
 /// How long a call may run before messages are let in, in milliseconds: less than anybody notices, and long against what

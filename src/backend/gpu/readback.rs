@@ -41,8 +41,9 @@ impl Readback {
         device.check()?;
         match mapped {
             Ok(Ok(())) => {}
-            Ok(Err(e)) => return Err(Error::Gpu(format!("a result could not be read back: {e}"))),
-            Err(_) => return Err(Error::Gpu("a result could not be read back: the request was dropped".to_owned())),
+            // Nothing else fails to be mapped; the news of the loss itself may come a moment later.
+            Ok(Err(e)) => return Err(Error::DeviceLost(format!("a result could not be read back: {e}"))),
+            Err(_) => return Err(Error::DeviceLost("a result could not be read back".to_owned())),
         }
         let view = buffer.get_mapped_range(0..self.bytes).map_err(|e| Error::Gpu(e.to_string()))?;
         let bytes = view.to_vec();
