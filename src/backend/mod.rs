@@ -73,6 +73,10 @@ pub trait Backend {
     /// Puts an expert's extent into a pool slot. What `run_experts` was called with before still sees the old content.
     fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()>;
 
+    /// Waits until what was written has been taken up, once more of it is under way than is counted in the workspace. To
+    /// be called after every weight and slot.
+    fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>>;
+
     /// Executes some of a layer's (row, rank) pairs. Their order does not matter.
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()>;
 

@@ -235,6 +235,7 @@ async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut im
             apply(map, &mut bytes)?;
         }
         backend.write_weight(Weight(i), &bytes)?;
+        backend.settle().await?;
         done += spec.bytes() as u64;
         on_progress(done, total);
     }

@@ -259,6 +259,7 @@ impl Engine {
             let (slot, extent) = read?;
             self.counters.expert_bytes += extent.len() as u64;
             self.backend.write_slot(slot as usize, &extent)?;
+            self.backend.settle().await?;
         }
         Ok(())
     }

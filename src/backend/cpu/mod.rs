@@ -308,6 +308,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>> {
+        ready(Ok(())).boxed_local()
+    }
+
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {
         let (Some(moe), Some(shape)) = (self.plan.layers[layer].moe, self.plan.expert) else { return Ok(()) };
         let [_, up_at, down_at] = shape.offsets();

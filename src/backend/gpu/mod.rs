@@ -39,6 +39,8 @@ pub struct Stats {
     pub dispatches: u64,
     pub readbacks: u64,
     pub readback_bytes: u64,
+    /// The most bytes that were written and perhaps not yet taken up.
+    pub queued_bytes: u64,
 }
 
 #[derive(Default)]
@@ -62,6 +64,8 @@ pub struct Gpu {
     pass: Pass,
     /// Buffers whose read-back was begun and not finished, because the caller dropped the future.
     reading: Vec<Id>,
+    /// Bytes written since the GPU was last known to have caught up.
+    queued: u64,
     stats: Stats,
 }
 
@@ -112,6 +116,7 @@ impl Gpu {
             encoder: None,
             pass: Pass::default(),
             reading: Vec::new(),
+            queued: 0,
             stats: Stats::default(),
         })
     }
@@ -148,6 +153,22 @@ impl Gpu {
     fn upload(&mut self, id: Id, offset: u64, bytes: &[u8]) {
         self.submit();
         self.device.queue.write_buffer(self.buffer(id), offset, bytes);
+        self.count_queued(bytes.len());
+    }
+
+    fn count_queued(&mut self, bytes: usize) {
+        self.queued += bytes as u64;
+        self.stats.queued_bytes = self.stats.queued_bytes.max(self.queued);
+    }
+
+    /// See [`Backend::settle`]. Browsers keep every write in memory of their own until the GPU comes to it.
+    async fn catch_up(&mut self) -> Result<()> {
+        if self.queued > self.program.upload_queue() {
+            self.submit();
+            self.device.caught_up().await?;
+            self.queued = 0;
+        }
+        Ok(())
     }
 
     /// Records dispatches. `choose` picks them from the layers and the head.
@@ -199,6 +220,8 @@ impl Gpu {
     ) -> Result<Vec<u8>> {
         let bytes = read.finish(&self.device, &self.buffers[target.0], submission).await?;
         self.reading.retain(|r| *r != target);
+        // All writes so far came before what was read back.
+        self.queued = 0;
         Ok(bytes)
     }
 
@@ -437,9 +460,14 @@ impl Backend for Gpu {
                 queue
                     .write_buffer_with_f64_and_u8_array(buffer, offset as f64, &part)
                     .map_err(|e| Error::Gpu(format!("an expert could not be uploaded: {e:?}")))?;
+                self.count_queued(len);
             }
         }
         Ok(())
+    }
+
+    fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>> {
+        self.catch_up().boxed_local()
     }
 
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {

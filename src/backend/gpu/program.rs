@@ -18,6 +18,11 @@ const WINDOW_ROWS: usize = MAX_GRID as usize * 8;
 /// Extents are uploaded whole, and packs align them so.
 const EXTENT_ALIGN: usize = 4096;
 
+/// Expert extents that may be written before the GPU is waited for: more of them keep it busier, and each takes memory
+/// twice until it is taken up.
+const UPLOADS_QUEUED: usize = 16;
+const UPLOADS_AT_LEAST: usize = 256 << 10;
+
 /// A buffer of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Id(pub usize);
@@ -173,7 +178,13 @@ impl Program {
     pub fn workspace_bytes(&self, plan: &Plan, limits: &Limits) -> u64 {
         let slots = (limits.slots * self.pool.slot_bytes) as u64;
         let checkpoints = limits.checkpoints as u64 * plan.checkpoint_bytes();
-        self.total_bytes() - plan.weight_bytes() - plan.state_bytes(limits.context) - checkpoints - slots
+        let buffers = self.total_bytes() - plan.weight_bytes() - plan.state_bytes(limits.context) - checkpoints - slots;
+        buffers + self.upload_queue()
+    }
+
+    /// Bytes that may be written before the GPU is waited for.
+    pub fn upload_queue(&self) -> u64 {
+        (UPLOADS_QUEUED * self.pool.slot_bytes).max(UPLOADS_AT_LEAST) as u64
     }
 
     /// Where a slot lies: its arena and the byte offset there.

@@ -20,7 +20,7 @@ fn every_byte_is_in_the_ledger() {
     let Some(gpu) = gpu(Tuning::new(true), &case) else { return };
     let created: u64 = gpu.buffers.iter().map(wgpu::Buffer::size).sum();
     let (weights, states) = (case.plan.weight_bytes(), case.plan.state_bytes(case.limits.context));
-    assert_eq!(created, weights + states + gpu.workspace_bytes());
+    assert_eq!(created + gpu.program.upload_queue(), weights + states + gpu.workspace_bytes());
     assert_eq!(gpu.workspace_bytes(), Gpu::workspace_for(&case.plan, &case.limits).unwrap());
 }
 
@@ -57,7 +57,28 @@ fn checkpoints_bring_states_back_and_are_in_the_ledger() {
     goes_back(&mut gpu);
     let created: u64 = gpu.buffers.iter().map(wgpu::Buffer::size).sum();
     let states = case.plan.state_bytes(case.limits.context) + 2 * case.plan.checkpoint_bytes();
-    assert_eq!(created, case.plan.weight_bytes() + states + gpu.workspace_bytes());
+    let queue = gpu.program.upload_queue();
+    assert_eq!(created + queue, case.plan.weight_bytes() + states + gpu.workspace_bytes());
+}
+
+#[test]
+fn writes_do_not_pile_up() {
+    let case = small_case();
+    let Some(mut gpu) = gpu(Tuning::new(true), &case) else { return };
+    let bytes = vec![0; case.weights[0].len()];
+    let queue = gpu.program.upload_queue();
+    let writes = 4 * queue / bytes.len() as u64;
+    let expected = run(&mut gpu, &vec![0.5; case.plan.hidden], &[1]);
+    let original = case.weights[0].clone();
+    for _ in 0..writes {
+        gpu.write_weight(Weight(0), &bytes).unwrap();
+        block_on(gpu.settle()).unwrap();
+    }
+    let most = gpu.stats().queued_bytes;
+    assert!(most > queue && most <= queue + bytes.len() as u64 + 1024, "{most} bytes were under way");
+    gpu.write_weight(Weight(0), &original).unwrap();
+    gpu.reset().unwrap();
+    assert!(same_bits(&expected, &run(&mut gpu, &vec![0.5; case.plan.hidden], &[1])));
 }
 
 #[test]
