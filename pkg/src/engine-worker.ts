@@ -38,7 +38,7 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
   progress('open', 0, 0);
   await init({ module_or_path: new URL('./wasm/outrider_bg.wasm', import.meta.url) });
   onPanic((message: string) => fatal(fail('panic', `the runtime failed: ${message}; reload the engine`)));
-  const store = await Files.open(args.directory, (error) => {
+  const store = await Files.open(args.directory, args.exclusive, (error) => {
     if ((error as OutriderError).code !== 'disposed') fatal(error);
   });
   files = store;

@@ -154,7 +154,7 @@ function startWorker(url: string | URL | undefined): Worker {
 }
 
 async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
-  const { model, memoryBudget, backend = 'auto', context, f16 = false } = options;
+  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile } = options;
   if (!['auto', 'gpu', 'cpu'].includes(backend)) {
     throw fail('request', `the backend \`${backend}\` is not one of auto, gpu, cpu`);
   }
@@ -164,6 +164,9 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   if (typeof f16 !== 'boolean') {
     throw fail('request', `f16 is \`${f16}\`, neither true nor false`);
   }
+  if (profile !== undefined && profile !== 'safari') {
+    throw fail('request', `the profile \`${profile}\` is not \`safari\``);
+  }
   const address = addressOf(model);
   return {
     address,
@@ -171,7 +174,8 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
     budget: memoryBudget === undefined ? null : parseBytes(memoryBudget),
     backend,
     context: context ?? null,
-    f16,
+    f16: f16 && profile !== 'safari',
+    exclusive: profile === 'safari',
   };
 }
 

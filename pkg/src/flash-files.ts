@@ -18,7 +18,7 @@ export class Files {
     this.#lanes = lanes;
   }
 
-  static async open(directory: string, onDeath: (error: unknown) => void): Promise<Files> {
+  static async open(directory: string, exclusive: boolean, onDeath: (error: unknown) => void): Promise<Files> {
     const lanes = Array.from({ length: LANES }, () => {
       const worker = new Worker(new URL('./flash-worker.js', import.meta.url), { type: 'module', name: 'outrider-flash' });
       const lane = new Remote(worker, 'flash worker');
@@ -28,7 +28,7 @@ export class Files {
     const files = new Files(lanes);
     try {
       // One after the other, for they would race to make the same directory.
-      for (const lane of lanes) await lane.call('open', directory);
+      for (const lane of lanes) await lane.call('open', { directory, exclusive });
     } catch (error) {
       files.terminate();
       throw error;

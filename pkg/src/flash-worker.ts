@@ -12,6 +12,7 @@ interface Opened {
 }
 
 let directory: FileSystemDirectoryHandle | undefined;
+let exclusive = false;
 const files = new Map<string, Opened>();
 
 /** Files are opened for reading until they are written, so that several tabs may use a model where browsers allow it. */
@@ -20,7 +21,7 @@ function open(name: string, writable: boolean): Promise<PackFile> {
   if (held && (held.writable || !writable)) return held.file;
   const file = putAway(held).then(() => {
     if (!directory) throw fail('worker', 'the flash worker has no directory');
-    return openFile(directory, name, writable);
+    return openFile(directory, name, writable, exclusive);
   });
   const opened = { file, writable };
   files.set(name, opened);
@@ -35,7 +36,9 @@ async function putAway(opened: Opened | undefined): Promise<void> {
 }
 
 serve({
-  async open(name: string) {
+  async open(args: { directory: string; exclusive: boolean }) {
+    const name = args.directory;
+    exclusive = args.exclusive;
     try {
       const root = await navigator.storage.getDirectory();
       const packs = await root.getDirectoryHandle(ROOT, { create: true });

@@ -6,4 +6,6 @@ export interface LoadArgs {
   backend: 'auto' | 'gpu' | 'cpu';
   context: number | null;
   f16: boolean;
+  /** Open files as exclusively as Safari does. */
+  exclusive: boolean;
 }

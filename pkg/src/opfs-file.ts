@@ -39,11 +39,13 @@ async function hasSyncHandles(): Promise<boolean> {
 /**
  * Opens a file, for writing also one that does not exist, by a synchronous handle, the fastest way by far. Where there
  * are none, or another tab holds the only one there may be, files are read as slices, and written through a stream.
+ * `exclusive` asks for a handle that leaves room for no other, the only kind that Safari and Firefox have.
  */
 export async function openFile(
   directory: FileSystemDirectoryHandle,
   name: string,
   writable: boolean,
+  exclusive: boolean,
 ): Promise<PackFile> {
   try {
     synchronous ??= hasSyncHandles();
@@ -53,7 +55,7 @@ export async function openFile(
     for (;;) {
       try {
         // Browsers that know no modes ignore the option and give an exclusive handle.
-        const mode = writable ? 'readwrite' : 'read-only';
+        const mode = writable || exclusive ? 'readwrite' : 'read-only';
         const open = entry.createSyncAccessHandle as (options: { mode: string }) => Promise<FileSystemSyncAccessHandle>;
         return new SyncFile(await open.call(entry, { mode }), name);
       } catch (error) {

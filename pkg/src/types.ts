@@ -14,6 +14,11 @@ export interface EngineOptions {
    * so. Off by default.
    */
   f16?: boolean;
+  /**
+   * `'safari'` keeps to what Safari on an iPhone offers, whatever this browser does: files with one handle at a time, no
+   * f16. For trying that path where no iPhone is at hand; everything else the runtime uses, Safari has.
+   */
+  profile?: 'safari';
   /** Stops loading; what was downloaded is kept for the next attempt. */
   signal?: AbortSignal | null | undefined;
   onProgress?: (progress: Progress) => void;

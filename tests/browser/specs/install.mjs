@@ -9,7 +9,7 @@ import { BROWSERS, MODEL, REPLIES, answersAsRecorded, load, servePackage } from 
 
 const CPU = { backend: 'cpu' };
 
-for (const { name, skip, open } of BROWSERS) describe(`installing a model in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
+for (const { name, skip, some, open } of BROWSERS) describe(`installing a model in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
   let server;
 
   before(async () => {
@@ -54,14 +54,14 @@ for (const { name, skip, open } of BROWSERS) describe(`installing a model in ${n
     });
   });
 
-  for (const [name, pattern, fault, code, says] of [
+  for (const [name, pattern, fault, code, says] of some([
     ['no such model', MODEL, { status: 404 }, 'http', /404/],
     ['a server that fails', MODEL, { status: 500 }, 'http', /500/],
     ['a shard that is missing', 'experts-00000.bin', { status: 404 }, 'http', /404.*experts/],
     ['a shard that is cut short', 'experts-00000.bin', { truncate: 5_000_000 }, 'truncated', /experts-00000\.bin/],
     ['a byte that is wrong every time', 'core-00000.bin', { flip: 4096 }, 'corrupt', /core-00000\.bin/],
     ['a tokenizer that is not the manifest’s', 'tokenizer.json', { flip: 100 }, 'corrupt', /tokenizer\.json/],
-  ]) {
+  ])) {
     test(`${name}: a typed error, and the next attempt succeeds`, async () => {
       await open(server, async (page) => {
         const { error } = await during(pattern, fault, () => load(page, CPU));
@@ -73,7 +73,7 @@ for (const { name, skip, open } of BROWSERS) describe(`installing a model in ${n
     });
   }
 
-  for (const [name, change, code, says] of [
+  for (const [name, change, code, says] of some([
     ['a manifest from a newer version', (m) => ({ ...m, version: 99 }), 'version', /99/],
     ['an architecture nobody knows', (m) => ({ ...m, architecture: 'mystery', config: { ...m.config, model_type: 'mystery' } }), 'unknown_architecture', /mystery/],
     ['a pack without a tokenizer', (m) => ({ ...m, files: m.files.filter((f) => f.file !== 'tokenizer.json') }), 'missing_file', /tokenizer\.json/],
@@ -81,7 +81,7 @@ for (const { name, skip, open } of BROWSERS) describe(`installing a model in ${n
     ['sizes that overflow', (m) => ({ ...m, extents: m.extents.map((e, i) => (i === 3 ? { ...e, bytes: 2 ** 53 } : e)) }), 'format', /./],
     ['a file outside the directory', (m) => ({ ...m, files: [{ ...m.files[0], file: '../secret' }] }), 'format', /secret/],
     ['a manifest that is no manifest', () => ({ hello: 'there' }), 'format', /./],
-  ]) {
+  ])) {
     test(`${name}: refused before anything else is downloaded`, async () => {
       await open(server, async (page) => {
         const body = (bytes) => JSON.stringify(change(JSON.parse(bytes)));
