@@ -2,13 +2,15 @@ import { createHash } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import { type Plugin, defineConfig } from 'vite';
 
+const PUBLIC = ['icon.svg', 'icon-192.png', 'icon-512.png', 'manifest.webmanifest'];
+
 /** Emits `offline.js` with the names of what the build is made of. They hold hashes, so together they are a version. */
 function offline(): Plugin {
   return {
     name: 'offline',
     apply: 'build',
     generateBundle(_, bundle) {
-      const files = ['./', 'icon.svg', ...Object.keys(bundle).filter((file) => file !== 'index.html').sort()];
+      const files = ['./', ...PUBLIC, ...Object.keys(bundle).filter((file) => file !== 'index.html').sort()];
       const version = createHash('sha256').update(files.join()).digest('hex').slice(0, 12);
       const source = readFileSync(new URL('offline.js', import.meta.url), 'utf8')
         .replace("VERSION = ''", `VERSION = '${version}'`)

@@ -145,11 +145,14 @@ pub async fn ensure(
     files.iter().try_for_each(check_shape)?;
     let job = Install { source, store, observer, total: files.iter().map(|f| f.size).sum(), done: Cell::new(0) };
     store.remove(MARKER).await?;
-    job.run(&files).await.map_err(|error| match error {
-        // Browsers do not tell how much is missing; that much is.
-        Error::Quota { needed } => Error::Quota { needed: needed.max(job.total.saturating_sub(job.done.get())) },
-        other => other,
-    })?;
+    match job.run(&files).await {
+        // Browsers do not tell how much is missing; at least what is not there yet is.
+        Err(Error::Quota { needed }) => {
+            let held = job.held(&files).await.unwrap_or(job.total);
+            return Err(Error::Quota { needed: needed.max(job.total - held) });
+        }
+        other => other?,
+    }
     put(store, MANIFEST, &manifest).await?;
     let marker = Marker {
         version: MARKER_VERSION,
@@ -325,13 +328,19 @@ impl Install<'_> {
         Ok(gaps)
     }
 
-    /// Refuses a download that cannot fit, before its first byte.
-    async fn check_room(&self, files: &[File], needed: u64) -> Result<()> {
-        let Some(free) = self.store.free().await? else { return Ok(()) };
+    /// Bytes of the pack that the store has room for already.
+    async fn held(&self, files: &[File]) -> Result<u64> {
         let mut held = 0;
         for file in files {
             held += size_of(self.store, &file.name).await?.unwrap_or(0).min(file.size);
         }
+        Ok(held)
+    }
+
+    /// Refuses a download that cannot fit, before its first byte.
+    async fn check_room(&self, files: &[File], needed: u64) -> Result<()> {
+        let Some(free) = self.store.free().await? else { return Ok(()) };
+        let held = self.held(files).await?;
         // Extents to be written over take no new room.
         let growth = needed.min(self.total.saturating_sub(held));
         if growth > free { Err(Error::Quota { needed: growth - free }) } else { Ok(()) }
