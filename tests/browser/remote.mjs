@@ -97,8 +97,8 @@ export const BROWSERS = {
 export async function withRemoteBrowser(name, executable, url, remote, use) {
   const profile = await mkdtemp(path.join(os.tmpdir(), `outrider-${name}-`));
   const { command, args, env } = await BROWSERS[name](executable, profile, url);
-  // A process group of its own, so that all of its processes can be ended.
-  const child = spawn(command, args, { env: { ...process.env, ...env }, detached: true, stdio: ['ignore', 'ignore', 'pipe'] });
+  // A process group of its own, so that all of its processes can be ended; what they leave behind goes with the profile.
+  const child = spawn(command, args, { env: { ...process.env, TMPDIR: profile, ...env }, detached: true, stdio: ['ignore', 'ignore', 'pipe'] });
   let log = '';
   child.stderr.on('data', (chunk) => (log = (log + chunk).slice(-4000)));
   const ended = new Promise((resolve) => {
