@@ -51,6 +51,12 @@ impl Step {
     }
 }
 
+/// Tests of files that are too large to keep beside the sources, and the variables that name them.
+const NEED_FILES: [(&str, &[&str]); 2] = [
+    ("trained_model_matches_the_reference", &["OUTRIDER_CONCIERGE", "OUTRIDER_CONCIERGE_GOLDEN"]),
+    ("eight_bits_lose_at_most_a_fifth_of_a_percent", &["OUTRIDER_CONCIERGE"]),
+];
+
 enum Outcome {
     Ran(Tally),
     Skipped(String),
@@ -157,6 +163,10 @@ impl Suite<'_> {
             command.args(["nextest", "run", "--workspace", "--no-fail-fast", "--no-tests", "pass"]);
             if self.options.full {
                 command.args(["--run-ignored", "all"]);
+                let absent: Vec<String> = self.absent().map(|name| format!("test({name})")).collect();
+                if !absent.is_empty() {
+                    command.args(["-E", &format!("not ({})", absent.join(" + "))]);
+                }
             }
             command.args(&self.options.filter);
         } else {
@@ -164,6 +174,7 @@ impl Suite<'_> {
             command.args(&self.options.filter);
             if self.options.full {
                 command.args(["--", "--include-ignored"]);
+                command.args(self.absent().flat_map(|name| ["--skip", name]));
             }
         }
         match setup::vulkan() {
@@ -192,6 +203,20 @@ impl Suite<'_> {
         let mut tally = self.suite(&mut command)?;
         tally += Tally::one(true);
         Ok(Outcome::Ran(tally))
+    }
+
+    /// Tests of the full run whose files are not there. Says so.
+    fn absent(&self) -> impl Iterator<Item = &'static str> {
+        NEED_FILES
+            .into_iter()
+            .filter(|(name, variables)| {
+                let missing = variables.iter().find(|variable| std::env::var_os(variable).is_none());
+                if let Some(variable) = missing {
+                    say!("SKIPPED: {name}, because {variable} does not say where its files are");
+                }
+                missing.is_some()
+            })
+            .map(|(name, _)| name)
     }
 
     fn browser(&self) -> Result<Outcome> {

@@ -149,12 +149,12 @@ fn whole_model() {
     }
 }
 
-/// Writes every shader the model takes, expanded, for other WGSL compilers to read:
-/// `OUTRIDER_WGSL_DIR=/tmp/wgsl cargo test -- --ignored expanded_shaders`, then `tint` over the files.
+/// Writes every shader the model takes, expanded, to `target/wgsl` for other WGSL compilers to read, such as `tint`:
+/// `cargo test -- --ignored expanded_shaders`.
 #[test]
 #[ignore = "writes files"]
 fn expanded_shaders() {
-    let dir = std::path::PathBuf::from(std::env::var_os("OUTRIDER_WGSL_DIR").expect("a directory to write to"));
+    let dir = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("target/wgsl");
     std::fs::create_dir_all(&dir).unwrap();
     let limits = Limits { context: 32, chunk: 4, head_rows: 1, slots: 4, checkpoints: 0 };
     let mut variants = HashSet::new();
