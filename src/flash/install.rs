@@ -148,8 +148,10 @@ pub async fn ensure(
     match job.run(&files).await {
         // Browsers do not tell how much is missing; at least what is not there yet is.
         Err(Error::Quota { needed }) => {
-            let held = job.held(&files).await.unwrap_or(job.total);
-            return Err(Error::Quota { needed: needed.max(job.total - held) });
+            let absent = job.total - job.held(&files).await.unwrap_or(0);
+            // Files that have their length and not yet all of their bytes hide what is missing.
+            let absent = if absent == 0 { job.total } else { absent };
+            return Err(Error::Quota { needed: needed.max(absent) });
         }
         other => other?,
     }

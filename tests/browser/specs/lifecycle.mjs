@@ -133,25 +133,6 @@ describe('what only Chromium lets a test see', { timeout: 4 * PATIENCE }, () => 
     });
   });
 
-  test('too little storage is a typed error, no lock outlives it, and what was stored is kept', async () => {
-    await withPage(async (page) => {
-      const bare = await goto(page);
-      const session = await page.context().newCDPSession(page);
-      const quota = (quotaSize) => session.send('Storage.overrideQuotaForOrigin', { origin: server.origin, quotaSize });
-      await quota(10e6);
-      const { error } = await load(bare, CPU);
-      assert.equal(error?.code, 'quota', error?.message);
-      assert.ok(error.details.needed > 1e6, `${error.details.needed} more bytes are needed`);
-      // Chromium tells pages of more room than there is, so that only writing finds the end of it.
-      await quota(undefined);
-      server.log.length = 0;
-      assert.ifError((await load(bare, CPU)).error);
-      const sent = server.log.filter((r) => r.path.startsWith(MODEL)).reduce((sum, r) => sum + r.bytes, 0);
-      assert.ok(sent < 15e6, `${sent} bytes were sent`);
-      await answersAsRecorded(bare, REPLIES.slice(0, 1));
-    });
-  });
-
   test('a tab that is hidden goes on', async () => {
     await withPage(async (page) => {
       const bare = await goto(page);
