@@ -2,13 +2,16 @@
 // `--full` makes them longer.
 
 import { readdirSync } from 'node:fs';
-import { after } from 'node:test';
+import { after, describe } from 'node:test';
 
 import { closeBrowser } from './harness.mjs';
 
-after(closeBrowser);
-
 const specs = new URL('specs/', import.meta.url);
-for (const file of readdirSync(specs).sort()) {
-  if (file.endsWith('.mjs')) await import(new URL(file, specs));
-}
+
+// A suite around all others: hooks outside of any wait until nothing keeps the process alive, and the browser does.
+describe('browser suite', async () => {
+  after(closeBrowser);
+  for (const file of readdirSync(specs).sort()) {
+    if (file.endsWith('.mjs')) await import(new URL(file, specs));
+  }
+});
