@@ -5,6 +5,7 @@
 
 pub mod backend;
 pub mod chat;
+mod clock;
 pub mod engine;
 pub mod error;
 pub mod flash;

@@ -68,7 +68,18 @@ pub trait Backend {
     fn begin(&mut self, pos: usize, embeddings: &[f32]) -> Result<()>;
 
     /// Runs a layer up to its router and reads the choice back. Empty for a layer without routed experts.
-    fn mix(&mut self, layer: usize) -> LocalBoxFuture<'_, Result<Routing>>;
+    ///
+    /// `ahead` names later layers whose [`foresee`](Self::foresee) is to follow, so that a backend whose every answer is a
+    /// round trip can bring both back in one.
+    fn mix(&mut self, layer: usize, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Routing>>;
+
+    /// What the routers of the layers `ahead` make of the residual as it is now: by layer `[m, experts]` scores, higher
+    /// is likelier to be chosen. After [`begin`](Self::begin) that is the embedding, after [`mix`](Self::mix) what that
+    /// layer's own router saw; there `ahead` must be what `mix` was called with.
+    fn foresee(&mut self, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<Vec<f32>>>>;
+
+    /// Whether calls return when their work is done, so that whoever has reads to see to hands out little at a time.
+    fn works_while_called(&self) -> bool;
 
     /// Puts an expert's extent into a pool slot. What `run_experts` was called with before still sees the old content.
     fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()>;

@@ -1,13 +1,16 @@
 //! From a pack to an engine: choose a backend, divide the budget, make the core resident.
 
-use super::ledger::{Ledger, Request};
+use std::rc::Rc;
+
+use super::experts::Experts;
+use super::ledger::{Ledger, READS_IN_FLIGHT, Request};
 use super::resume::Checkpoints;
 use super::{Counters, Engine, Stop};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
 use crate::backend::gpu::{Device, Gpu};
 use crate::error::{Error, Result};
-use crate::les::Pool;
+use crate::les::{Pool, Scheduler, Settings, Shape};
 use crate::model::plan::{Limits, Map, Plan, Weight, WeightKind};
 use crate::model::{self, Stored, Tensors};
 use crate::pack::{Manifest, Pack};
@@ -206,10 +209,12 @@ impl Engine {
         backend.reset()?;
         let (plan, limits) = (backend.plan(), backend.limits());
         let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
-        let pool = Pool::new(plan.layers.len(), experts, plan.top_k(), limits.slots);
+        let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
+        let settings = Settings { reads: READS_IN_FLIGHT, singly: backend.works_while_called(), ..Settings::default() };
+        let scheduler = Scheduler::new(shape, Pool::new(shape, limits.slots), settings);
+        let pack = Rc::new(pack);
         Ok(Engine {
-            pool,
-            loading: Vec::new(),
+            experts: Experts::new(pack.clone(), scheduler),
             ledger,
             sequence: Vec::with_capacity(limits.context),
             checkpoints: Checkpoints::new(limits.checkpoints),

@@ -1,6 +1,7 @@
 //! A model, loaded: one sequence's state, prefill and decode. The engine reads what the scheduler asks for and hands it
 //! to the backend; it decides neither what to load nor how to compute.
 
+mod experts;
 pub mod generate;
 pub mod ledger;
 mod load;
@@ -10,36 +11,53 @@ pub mod sampler;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
-use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
-use futures_util::stream;
+use futures_util::task::AtomicWaker;
 
 use crate::backend::{Backend, Info};
+use crate::clock;
 use crate::error::{Error, Result};
-use crate::les::{Load, Pool, PoolStats};
+use crate::les::{Counts, Forecast, Origin, Settings};
 use crate::model::plan::Plan;
 use crate::pack::Pack;
-use ledger::{Ledger, READS_IN_FLIGHT};
+use experts::Experts;
+use ledger::Ledger;
 use resume::Checkpoints;
 
+pub use experts::Waits;
 pub use load::{BackendChoice, Options, smallest_budget};
 
 /// Asks a running call to stop. Clones share one flag; a signal handler may hold one.
 #[derive(Debug, Clone, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct Stop(Arc<Flag>);
+
+#[derive(Debug, Default)]
+struct Flag {
+    up: AtomicBool,
+    /// Of the call that waits for flash, which may never answer.
+    waker: AtomicWaker,
+}
 
 impl Stop {
     pub fn stop(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        self.0.up.store(true, Ordering::SeqCst);
+        self.0.waker.wake();
     }
 
     pub fn clear(&self) {
-        self.0.store(false, Ordering::Relaxed);
+        self.0.up.store(false, Ordering::SeqCst);
     }
 
     fn check(&self) -> Result<()> {
-        if self.0.load(Ordering::Relaxed) { Err(Error::Aborted) } else { Ok(()) }
+        if self.0.up.load(Ordering::SeqCst) { Err(Error::Aborted) } else { Ok(()) }
+    }
+
+    /// Ready once it is asked to stop.
+    fn poll(&self, context: &Context) -> Poll<()> {
+        self.0.waker.register(context.waker());
+        if self.check().is_err() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
@@ -67,20 +85,27 @@ pub struct Probe {
 }
 
 /// What the engine counted since it was made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Counters {
     pub tokens: u64,
+    /// Bytes of experts that were read because a layer waited for them, and because they were guessed at.
+    pub demand_bytes: u64,
+    pub guess_bytes: u64,
+    pub experts: Counts,
+    pub waits: Waits,
+}
+
+impl Counters {
     /// Bytes of experts read from flash.
-    pub expert_bytes: u64,
-    pub pool: PoolStats,
+    pub fn expert_bytes(&self) -> u64 {
+        self.demand_bytes + self.guess_bytes
+    }
 }
 
 pub struct Engine {
-    pack: Pack,
+    pack: Rc<Pack>,
     backend: Box<dyn Backend>,
-    pool: Pool,
-    /// Loads of the layer at hand. They may never have been done if the call failed, or its future was dropped.
-    loading: Vec<Load>,
+    experts: Experts,
     ledger: Ledger,
     /// The tokens that the states have taken in.
     sequence: Vec<u32>,
@@ -123,7 +148,7 @@ impl Engine {
 
     /// Expert slots in the pool.
     pub fn slots(&self) -> usize {
-        self.pool.slots()
+        self.experts.pool().slots()
     }
 
     /// Tokens of the sequence so far.
@@ -132,7 +157,28 @@ impl Engine {
     }
 
     pub fn counters(&self) -> Counters {
-        Counters { pool: self.pool.stats(), ..self.counters }
+        let (bytes, waits, experts) = (self.experts.bytes, self.experts.waits, self.experts.counts());
+        Counters { demand_bytes: bytes.demand, guess_bytes: bytes.guess, experts, waits, ..self.counters }
+    }
+
+    /// How often forecasts of a layer were right.
+    pub fn forecast(&self) -> &Forecast {
+        self.experts.forecast()
+    }
+
+    /// How experts are read ahead. Changes speed, never a result.
+    pub fn scheduling(&self) -> Settings {
+        *self.experts.settings()
+    }
+
+    pub fn set_scheduling(&mut self, settings: Settings) {
+        let reads = settings.reads.clamp(1, ledger::READS_IN_FLIGHT);
+        self.experts.set_settings(Settings { reads, ..settings });
+    }
+
+    /// Reads every expert in several reads, as layouts that keep its matrices apart have to. For comparison.
+    pub fn set_pieces(&mut self, pieces: usize) {
+        self.experts.set_pieces(pieces);
     }
 
     /// What the user should know about how the model was loaded, such as a fallback to the CPU.
@@ -212,15 +258,25 @@ impl Engine {
         if let Some(probe) = probe.as_deref_mut() {
             append(&mut probe.hidden, 0, embeddings);
         }
+        self.experts.begin(tokens.len());
+        if self.backend.works_while_called() {
+            self.foresee(Origin::Embedding).await?;
+            self.experts.look_ahead(self.backend.as_mut()).await?;
+        }
         let layers = self.backend.plan().layers.len();
         for layer in 0..layers {
             if let Some(pause) = &self.pause {
                 pause().await;
             }
             self.stop.check()?;
-            let routing = self.backend.mix(layer).await?;
+            let origin = Origin::Layer(layer as u32);
+            let start = clock::now();
+            let routing = self.backend.mix(layer, self.experts.wants(origin)).await?;
+            self.experts.waits.routing += clock::now() - start;
             if routing.top_k > 0 {
-                self.run_experts(layer, &routing.ids, routing.top_k).await?;
+                self.experts.routed(layer, &routing);
+                self.foresee(origin).await?;
+                self.experts.run(layer, self.backend.as_mut(), &self.stop).await?;
             }
             self.backend.finish_layer(layer)?;
             if let Some(probe) = probe.as_deref_mut() {
@@ -231,35 +287,16 @@ impl Engine {
                 append(&mut probe.weights, layer, routing.weights);
             }
         }
+        self.experts.end();
         Ok(())
     }
 
-    async fn run_experts(&mut self, layer: usize, ids: &[u32], top_k: usize) -> Result<()> {
-        self.pool.forget(&std::mem::take(&mut self.loading));
-        let waves = self.pool.plan(layer, ids, top_k);
-        self.loading = waves.iter().flat_map(|wave| &wave.loads).copied().collect();
-        for wave in &waves {
-            self.backend.run_experts(layer, &wave.ready)?;
-            self.read_experts(&wave.loads).await?;
-            self.backend.run_experts(layer, &wave.after)?;
-        }
-        self.loading.clear();
-        Ok(())
-    }
-
-    /// Reads experts into their slots, a few at a time, in the order their bytes arrive.
-    async fn read_experts(&mut self, loads: &[Load]) -> Result<()> {
-        let pack = &self.pack;
-        let reads = loads.iter().map(|load| async move {
-            let extent = pack.expert(load.layer as usize, load.expert as usize).await?;
-            Ok::<_, Error>((load.slot, extent))
-        });
-        let mut reads = stream::iter(reads).buffer_unordered(READS_IN_FLIGHT);
-        while let Some(read) = reads.next().await {
-            let (slot, extent) = read?;
-            self.counters.expert_bytes += extent.len() as u64;
-            self.backend.write_slot(slot as usize, &extent)?;
-            self.backend.settle().await?;
+    /// Forecasts the layers to come from the residual as it is.
+    async fn foresee(&mut self, origin: Origin) -> Result<()> {
+        let ahead = self.experts.wants(origin);
+        if !ahead.is_empty() {
+            let scores = self.backend.foresee(ahead.clone()).await?;
+            self.experts.predicted(origin, ahead.start, &scores);
         }
         Ok(())
     }

@@ -1,7 +1,51 @@
-//! Lookahead Expert Scheduling. Pure: no clock, no input or output, no knowledge of GPU or JavaScript.
+//! Lookahead Expert Scheduling: which experts are read, when, and what makes room for them.
 //!
-//! The [`Pool`] decides which experts hold which slots and in which waves a layer's work runs.
+//! A layer's router names its experts only when the layer is reached, too late for flash to be idle until then. So later
+//! layers are *forecast* from what is known earlier, and experts that are likely to be needed are read while the layers
+//! before them compute. What a forecast gets wrong costs time, never a result: a layer runs exactly the experts that its
+//! router chose, and waits for those that are not there.
+//!
+//! Everything here is pure. Events go in, actions come out; time, threads and devices are the engine's, or the
+//! simulator's.
+//!
+//! - [`Pool`]: what is in which slot, and which expert is worth least.
+//! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
+//! - [`Scheduler`]: what to do next.
 
+mod forecast;
 mod pool;
+mod scheduler;
 
-pub use pool::{Load, Pool, PoolStats, Wave};
+pub use forecast::{Forecast, Origin, Recall};
+pub use pool::{Policy, Pool};
+pub use scheduler::{Action, Counts, Event, Scheduler, Settings};
+
+/// An expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key {
+    pub layer: u32,
+    pub expert: u32,
+}
+
+/// How many layers there are, how many experts in each, and how many of them a token chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    pub layers: usize,
+    /// Of the layer that has most.
+    pub experts: usize,
+    pub top_k: usize,
+}
+
+impl Shape {
+    pub fn keys(&self) -> usize {
+        self.layers * self.experts
+    }
+
+    pub fn index(&self, key: Key) -> usize {
+        key.layer as usize * self.experts + key.expert as usize
+    }
+
+    pub fn key(&self, index: usize) -> Key {
+        Key { layer: (index / self.experts) as u32, expert: (index % self.experts) as u32 }
+    }
+}

@@ -1,280 +1,309 @@
-//! Which expert is in which slot.
+//! What is in which slot, and which expert is worth least.
 //!
-//! Once there are `top_k` slots for every layer each layer has an equal share of its own, in which the least often used
-//! expert makes room (a shared pool smaller than one token's cycle would never hit). Below that all layers share one
-//! ring. A layer whose rows need more experts than it may have slots runs in waves; each expert is loaded at most once
-//! a pass.
+//! Once there are `top_k` slots for every layer each layer has a window of its own, and what is left over is an overflow
+//! that all layers share: a pool without windows that is smaller than one token's cycle through the layers would never
+//! hit. Below that all slots are shared.
+//!
+//! An expert's *heat* estimates how likely the next token is to choose it: `(1 − d) · Σ d^age` over its uses, with ages
+//! in tokens (LRFU: Lee et al., 2001). Decayed values are compared without decaying them: at any one time
+//! `ln(heat) + λ·touched`, with `λ = −ln d`, orders them alike and does not change until the next use.
 
-use crate::backend::WorkItem;
+use std::ops::Range;
 
-const ABSENT: u32 = u32::MAX;
+use super::{Key, Shape};
 
-/// An expert to be read into a slot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Load {
-    pub layer: u32,
-    pub expert: u32,
-    pub slot: u32,
+const NONE: u32 = u32::MAX;
+
+/// What makes room. All but [`Lrfu`](Policy::Lrfu) exist to be compared with it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Policy {
+    /// Least recently and frequently used; `decay` is what a use counts for after one more token.
+    Lrfu { decay: f64 },
+    /// Least recently used.
+    Lru,
+    /// Least frequently used.
+    Lfu,
 }
 
-/// One round of a layer: what can run at once, then what can run when `loads` are done. The loads of a wave overwrite
-/// slots that earlier waves used, so they must be issued after the earlier waves' work was.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Wave {
-    pub ready: Vec<WorkItem>,
-    pub loads: Vec<Load>,
-    pub after: Vec<WorkItem>,
-}
-
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// Experts that a pass needed and found, and that it had to read. Each counts once a pass and layer.
-    pub hits: u64,
-    pub misses: u64,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct Slot {
-    /// `layer · experts + expert`, or [`ABSENT`].
-    holds: u32,
-    used: u64,
+impl Policy {
+    /// Found by replaying the bundled model's dialogues; other values near it differ little.
+    pub const DEFAULT: Policy = Policy::Lrfu { decay: 0.96 };
 }
 
 #[derive(Debug)]
 pub struct Pool {
-    layers: usize,
-    experts: usize,
-    slots: Vec<Slot>,
-    /// Slots of each layer's own share; 0 where all layers share one ring.
-    share: usize,
-    /// Next slot of the ring.
-    hand: usize,
-    /// Slot of each (layer, expert), or [`ABSENT`].
+    shape: Shape,
+    policy: Policy,
+    /// Slots of each layer's own window; 0 where all are shared.
+    window: usize,
+    /// What each slot holds, an index of `shape`, or [`NONE`].
+    held: Vec<u32>,
+    /// The slot of each expert, or [`NONE`].
     table: Vec<u32>,
-    /// How often each (layer, expert) was needed, halved from time to time.
-    uses: Vec<u32>,
-    pass: u64,
-    stats: PoolStats,
+    /// By expert; higher is worth more. −∞ without a use.
+    scores: Vec<f64>,
+    /// Tokens so far.
+    now: f64,
 }
 
-/// Uses at which a layer's counts are halved, so that old favourites make room.
-const AGE_AT: u32 = 64;
+/// Share of the slots that layers lend each other, as a divisor.
+const OVERFLOW_SHARE: usize = 4;
 
 impl Pool {
-    /// A pool of `slots` slots for `layers` layers of `experts` experts, `top_k` of them chosen a row.
-    ///
     /// # Panics
     /// If there are fewer than `top_k` slots.
-    pub fn new(layers: usize, experts: usize, top_k: usize, slots: usize) -> Pool {
-        assert!(slots >= top_k, "a pool holds at least top_k experts");
-        let share = if layers > 0 && slots >= layers * top_k { (slots / layers).min(experts) } else { 0 };
-        Pool {
-            layers,
-            experts,
-            slots: vec![Slot { holds: ABSENT, used: 0 }; slots],
-            share,
-            hand: 0,
-            table: vec![ABSENT; layers * experts],
-            uses: vec![0; layers * experts],
-            pass: 0,
-            stats: PoolStats::default(),
-        }
+    pub fn new(shape: Shape, slots: usize) -> Pool {
+        let lendable = (slots / OVERFLOW_SHARE).min(slots.saturating_sub(shape.layers * shape.top_k));
+        let window = (slots - lendable).checked_div(shape.layers).unwrap_or(0);
+        let window = if window >= shape.top_k && slots < shape.keys() { window } else { 0 };
+        Pool::with(shape, slots, window, Policy::DEFAULT)
     }
 
-    pub fn stats(&self) -> PoolStats {
-        self.stats
+    /// A pool with windows of a given size (0: none), the rest of its slots shared.
+    pub fn with(shape: Shape, slots: usize, window: usize, policy: Policy) -> Pool {
+        assert!(slots >= shape.top_k, "a pool holds at least top_k experts");
+        assert!(window * shape.layers <= slots, "the windows do not fit the pool");
+        Pool {
+            shape,
+            policy,
+            window,
+            held: vec![NONE; slots],
+            table: vec![NONE; shape.keys()],
+            scores: vec![f64::NEG_INFINITY; shape.keys()],
+            now: 0.0,
+        }
     }
 
     pub fn slots(&self) -> usize {
-        self.slots.len()
+        self.held.len()
     }
 
-    /// Slots each layer has for itself, 0 where all share one ring.
-    pub fn share(&self) -> usize {
-        self.share
+    /// Whether every expert has a place, so that none ever makes room.
+    pub fn holds_all(&self) -> bool {
+        self.slots() >= self.shape.keys()
     }
 
-    /// Plans a layer for rows that chose `ids[row · top_k + rank]`. The slots are taken at once: a load that fails must
-    /// be taken back with [`forget`](Self::forget).
-    pub fn plan(&mut self, layer: usize, ids: &[u32], top_k: usize) -> Vec<Wave> {
-        self.pass += 1;
-        let needed = distinct(ids, self.experts);
-        let base = layer * self.experts;
-        self.age(base);
-        for &e in &needed {
-            self.uses[base + e as usize] += 1;
-        }
-        let (resident, missing): (Vec<u32>, Vec<u32>) =
-            needed.iter().copied().partition(|&e| self.table[base + e as usize] != ABSENT);
-        self.stats.hits += resident.len() as u64;
-        self.stats.misses += missing.len() as u64;
+    /// Slots that a layer may use: its window and the overflow.
+    pub fn reach(&self) -> usize {
+        self.window + self.overflow().len()
+    }
 
-        let mut waves = vec![Wave { ready: self.items(base, ids, top_k, &resident), ..Wave::default() }];
-        for &e in &resident {
-            self.slots[self.table[base + e as usize] as usize].used = self.pass;
-        }
-        let window = if self.share > 0 { layer * self.share..(layer + 1) * self.share } else { 0..self.slots.len() };
-        // Slots that the wave at hand may not overwrite: what it reads.
-        let mut busy: Vec<usize> = resident.iter().map(|&e| self.table[base + e as usize] as usize).collect();
-        let mut wave_experts = Vec::new();
-        for &e in &missing {
-            if busy.len() == window.len() {
-                self.close_wave(&mut waves, base, ids, top_k, &mut wave_experts);
-                waves.push(Wave::default());
-                busy.clear();
+    fn window_of(&self, layer: u32) -> Range<usize> {
+        let start = layer as usize * self.window;
+        start..start + self.window
+    }
+
+    fn overflow(&self) -> Range<usize> {
+        self.window * self.shape.layers..self.held.len()
+    }
+
+    pub fn slot_of(&self, key: Key) -> Option<u32> {
+        Some(self.table[self.shape.index(key)]).filter(|slot| *slot != NONE)
+    }
+
+    /// Time goes on by some tokens.
+    pub fn advance(&mut self, tokens: usize) {
+        self.now += tokens as f64;
+    }
+
+    /// An expert was chosen by `rows` of the last tokens.
+    pub fn used(&mut self, key: Key, rows: usize) {
+        let i = self.shape.index(key);
+        self.scores[i] = match self.policy {
+            Policy::Lru => self.now,
+            Policy::Lfu => self.scores[i].max(0.0) + rows as f64,
+            Policy::Lrfu { decay } => {
+                let heat = self.heat(key) + (1.0 - decay) * rows as f64;
+                heat.min(1.0).ln() - decay.ln() * self.now
             }
-            let slot = self.victim(window.clone(), &busy);
-            busy.push(slot);
-            let held = std::mem::replace(&mut self.slots[slot], Slot { holds: (base as u32) + e, used: self.pass });
-            if held.holds != ABSENT {
-                self.table[held.holds as usize] = ABSENT;
-            }
-            self.table[base + e as usize] = slot as u32;
-            waves.last_mut().expect("there is a wave").loads.push(Load {
-                layer: layer as u32,
-                expert: e,
-                slot: slot as u32,
-            });
-            wave_experts.push(e);
-        }
-        self.close_wave(&mut waves, base, ids, top_k, &mut wave_experts);
-        waves
-    }
-
-    /// Takes back loads whose bytes never arrived.
-    pub fn forget(&mut self, loads: &[Load]) {
-        for load in loads {
-            let holds = load.layer * self.experts as u32 + load.expert;
-            if self.slots[load.slot as usize].holds == holds {
-                self.slots[load.slot as usize] = Slot { holds: ABSENT, used: 0 };
-                self.table[holds as usize] = ABSENT;
-            }
-        }
-    }
-
-    fn close_wave(&self, waves: &mut [Wave], base: usize, ids: &[u32], top_k: usize, experts: &mut Vec<u32>) {
-        waves.last_mut().expect("there is a wave").after = self.items(base, ids, top_k, experts);
-        experts.clear();
-    }
-
-    /// The (row, rank) pairs that chose one of `experts`.
-    fn items(&self, base: usize, ids: &[u32], top_k: usize, experts: &[u32]) -> Vec<WorkItem> {
-        let mut wanted = vec![false; self.experts];
-        experts.iter().for_each(|&e| wanted[e as usize] = true);
-        let chosen = ids.iter().enumerate().filter(|(_, e)| wanted[**e as usize]);
-        let item = |(i, e): (usize, &u32)| WorkItem {
-            row: (i / top_k) as u32,
-            rank: (i % top_k) as u32,
-            slot: self.table[base + *e as usize],
         };
-        chosen.map(item).collect()
     }
 
-    /// The slot to fill next: an empty one, else of the least often, least recently used expert (in a share), else the
-    /// next one round the ring.
-    fn victim(&mut self, window: std::ops::Range<usize>, busy: &[usize]) -> usize {
-        if self.share == 0 {
-            loop {
-                let slot = self.hand;
-                self.hand = (self.hand + 1) % self.slots.len();
-                if !busy.contains(&slot) {
-                    return slot;
-                }
+    /// How likely the next token is to choose an expert, by its earlier uses alone.
+    pub fn heat(&self, key: Key) -> f64 {
+        let score = self.scores[self.shape.index(key)];
+        match self.policy {
+            Policy::Lrfu { decay } => (score + decay.ln() * self.now).exp(),
+            Policy::Lru => 1.0 / (1.0 + self.now - score),
+            Policy::Lfu => score.max(0.0) / self.now.max(1.0),
+        }
+    }
+
+    /// The scale on which experts are compared: that of a likelihood of being needed.
+    fn score_of(&self, chance: f64) -> f64 {
+        match self.policy {
+            Policy::Lrfu { decay } => chance.ln() - decay.ln() * self.now,
+            Policy::Lru => self.now + 1.0 - 1.0 / chance,
+            Policy::Lfu => chance * self.now.max(1.0),
+        }
+    }
+
+    /// Where an expert that is needed with likelihood `chance` would go: a slot that is empty, or else whose content is
+    /// worth least, if that is less than `chance`. `keep` gives a likelihood for what it knows more of than past uses
+    /// tell; ∞ pins.
+    pub fn place(&self, key: Key, chance: f64, keep: impl Fn(Key) -> Option<f64>) -> Option<u32> {
+        debug_assert!(self.slot_of(key).is_none());
+        let slots = self.window_of(key.layer).chain(self.overflow());
+        let mut best = (f64::INFINITY, None);
+        for slot in slots {
+            let held = self.held[slot];
+            if held == NONE {
+                return Some(slot as u32);
+            }
+            let score = match keep(self.shape.key(held as usize)) {
+                Some(f64::INFINITY) => continue,
+                Some(chance) => self.score_of(chance),
+                None => self.scores[held as usize],
+            };
+            if score < best.0 {
+                best = (score, Some(slot as u32));
             }
         }
-        let free = window.filter(|s| !busy.contains(s));
-        let cost = |s: &usize| match self.slots[*s] {
-            Slot { holds: ABSENT, .. } => (0, 0),
-            Slot { holds, used } => (1 + self.uses[holds as usize], used),
-        };
-        free.min_by_key(cost).expect("the caller leaves a slot that is not busy")
+        best.1.filter(|_| best.0 < self.score_of(chance))
     }
 
-    fn age(&mut self, base: usize) {
-        let counts = &mut self.uses[base..base + self.experts];
-        if counts.iter().any(|c| *c >= AGE_AT) {
-            counts.iter_mut().for_each(|c| *c /= 2);
+    /// Gives a slot to an expert. Returns the one that made room.
+    pub fn put(&mut self, key: Key, slot: u32) -> Option<Key> {
+        let index = self.shape.index(key) as u32;
+        let before = std::mem::replace(&mut self.held[slot as usize], index);
+        if before != NONE {
+            self.table[before as usize] = NONE;
+        }
+        self.table[index as usize] = slot;
+        (before != NONE).then(|| self.shape.key(before as usize))
+    }
+
+    /// Forgets what a slot holds: it is not known to hold it.
+    pub fn clear(&mut self, slot: u32) {
+        let before = std::mem::replace(&mut self.held[slot as usize], NONE);
+        if before != NONE {
+            self.table[before as usize] = NONE;
         }
     }
 
-    /// Number of layers the pool serves.
-    pub fn layers(&self) -> usize {
-        self.layers
+    /// Experts by descending heat, those that were used at all.
+    pub fn hottest(&self) -> Vec<Key> {
+        let mut used: Vec<usize> = (0..self.scores.len()).filter(|i| self.scores[*i] > f64::NEG_INFINITY).collect();
+        used.sort_by(|a, b| self.scores[*b].total_cmp(&self.scores[*a]));
+        used.into_iter().map(|i| self.shape.key(i)).collect()
     }
-}
-
-/// Distinct ids in the order they first appear.
-fn distinct(ids: &[u32], experts: usize) -> Vec<u32> {
-    let mut seen = vec![false; experts];
-    ids.iter().copied().filter(|&e| !std::mem::replace(&mut seen[e as usize], true)).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashMap;
 
-    /// Executes waves against a model of the slots; checks that each (row, rank) runs once, on its own expert.
-    fn execute(held: &mut HashMap<u32, (u32, u32)>, layer: usize, ids: &[u32], top_k: usize, waves: &[Wave]) {
-        let mut done = vec![0; ids.len()];
-        let mut run = |held: &HashMap<u32, (u32, u32)>, items: &[WorkItem]| {
-            for i in items {
-                let at = i.row as usize * top_k + i.rank as usize;
-                done[at] += 1;
-                assert_eq!(held.get(&i.slot), Some(&(layer as u32, ids[at])), "the slot holds another expert");
-            }
-        };
-        for wave in waves {
-            run(held, &wave.ready);
-            for load in &wave.loads {
-                held.insert(load.slot, (load.layer, load.expert));
-            }
-            run(held, &wave.after);
-        }
-        assert!(done.iter().all(|d| *d == 1));
+    const SHAPE: Shape = Shape { layers: 3, experts: 8, top_k: 2 };
+
+    fn key(layer: u32, expert: u32) -> Key {
+        Key { layer, expert }
+    }
+
+    fn take(pool: &mut Pool, key: Key, chance: f64) -> bool {
+        let slot = pool.place(key, chance, |_| None);
+        slot.is_some_and(|slot| {
+            pool.put(key, slot);
+            true
+        })
     }
 
     proptest! {
+        /// Table and slots always say the same, and an expert lies where its layer may look.
         #[test]
-        fn every_pair_runs_once_on_its_expert(
-            layers in 1usize..5, experts in 1usize..20, k in 1usize..5, extra in 0usize..40,
-            passes in prop::collection::vec((0usize..5, prop::collection::vec(0u32..1000, 1..40)), 1..40),
+        fn slots_and_table_agree(
+            slots in 2usize..40, steps in prop::collection::vec((0u32..3, 0u32..8, 0.0f64..2.0), 0..200),
         ) {
-            let k = k.min(experts);
-            let mut pool = Pool::new(layers, experts, k, k + extra);
-            let mut held = HashMap::new();
-            for (layer, seeds) in passes {
-                let layer = layer % layers;
-                // Rows of k different experts.
-                let ids: Vec<u32> = seeds.iter()
-                    .flat_map(|s| (0..k as u32).map(move |r| (s + r) % experts as u32)).collect();
-                let waves = pool.plan(layer, &ids, k);
-                execute(&mut held, layer, &ids, k, &waves);
-                let loads: usize = waves.iter().map(|w| w.loads.len()).sum();
-                prop_assert!(loads <= distinct(&ids, experts).len());
+            let mut pool = Pool::new(SHAPE, slots);
+            for (layer, expert, chance) in steps {
+                let key = key(layer, expert);
+                pool.advance(1);
+                if pool.slot_of(key).is_none() { take(&mut pool, key, chance); }
+                if chance > 0.5 { pool.used(key, 1); }
+                for (slot, held) in pool.held.iter().enumerate().filter(|(_, held)| **held != NONE) {
+                    let key = SHAPE.key(*held as usize);
+                    prop_assert_eq!(pool.slot_of(key), Some(slot as u32));
+                    let reach = pool.window_of(key.layer).contains(&slot) || pool.overflow().contains(&slot);
+                    prop_assert!(reach);
+                }
+                let resident = pool.table.iter().filter(|slot| **slot != NONE).count();
+                prop_assert_eq!(resident, pool.held.iter().filter(|held| **held != NONE).count());
             }
         }
 
+        /// The time-free scores order experts as their decayed heats do.
         #[test]
-        fn forgotten_loads_are_loaded_again(k in 1usize..5, slots in 0usize..10) {
-            let mut pool = Pool::new(1, 16, k, k + slots);
-            let ids: Vec<u32> = (0..k as u32).collect();
-            let first = pool.plan(0, &ids, k);
-            for wave in &first { pool.forget(&wave.loads); }
-            let again = pool.plan(0, &ids, k);
-            prop_assert_eq!(again.iter().map(|w| w.loads.len()).sum::<usize>(), k);
+        fn scores_order_as_heat_does(uses in prop::collection::vec((0u32..8, 1usize..4), 2..100)) {
+            let mut pool = Pool::new(SHAPE, 6);
+            for (expert, tokens) in uses {
+                pool.advance(tokens);
+                pool.used(key(0, expert), 1);
+            }
+            pool.advance(17);
+            let heats: Vec<f64> = pool.hottest().iter().map(|key| pool.heat(*key)).collect();
+            prop_assert!(heats.is_sorted_by(|a, b| *a >= *b * (1.0 - 1e-9)));
+            prop_assert!(heats.iter().all(|heat| (0.0..=1.0).contains(heat)));
         }
     }
 
     #[test]
-    fn a_layer_keeps_its_share() {
-        let mut pool = Pool::new(2, 8, 2, 4);
-        assert_eq!(pool.share(), 2);
-        pool.plan(0, &[1, 2], 2);
-        for e in 0..8 {
-            pool.plan(1, &[e, (e + 1) % 8], 2);
+    fn heat_is_the_rate_of_use() {
+        let mut pool = Pool::new(SHAPE, 6);
+        for token in 0..500 {
+            pool.advance(1);
+            pool.used(key(0, 0), 1);
+            if token % 4 == 0 {
+                pool.used(key(0, 1), 1);
+            }
         }
-        assert!(pool.plan(0, &[1, 2], 2)[0].loads.is_empty());
+        assert!(pool.heat(key(0, 0)) > 0.95 && (pool.heat(key(0, 1)) - 0.25).abs() < 0.05);
+        assert_eq!(pool.heat(key(0, 2)), 0.0);
+    }
+
+    #[test]
+    fn a_layer_keeps_its_window() {
+        let mut pool = Pool::new(SHAPE, 6);
+        assert_eq!(pool.window, 2);
+        assert!(take(&mut pool, key(0, 1), 1.0) && take(&mut pool, key(0, 2), 1.0));
+        for expert in 0..8 {
+            pool.advance(1);
+            take(&mut pool, key(1, expert), 1.0);
+        }
+        assert!(pool.slot_of(key(0, 1)).is_some() && pool.slot_of(key(0, 2)).is_some());
+    }
+
+    #[test]
+    fn layers_lend_what_is_left_over() {
+        let mut pool = Pool::new(SHAPE, 12);
+        assert_eq!((pool.window, pool.overflow().len()), (3, 3));
+        for expert in 0..6 {
+            assert!(take(&mut pool, key(1, expert), 0.5));
+            pool.used(key(1, expert), 1);
+        }
+        assert_eq!((0..6).filter(|e| pool.slot_of(key(1, *e)).is_some()).count(), 6);
+    }
+
+    #[test]
+    fn what_is_worth_more_stays() {
+        let mut pool = Pool::new(SHAPE, 6);
+        for expert in 0..2 {
+            for _ in 0..50 {
+                pool.advance(1);
+                pool.used(key(0, expert), 1);
+            }
+            assert!(take(&mut pool, key(0, expert), 1.0));
+        }
+        assert_eq!(pool.place(key(0, 5), 1e-3, |_| None), None);
+        assert_eq!(pool.place(key(0, 5), 0.9, |_| None), pool.slot_of(key(0, 0)));
+        assert_eq!(pool.place(key(0, 5), 0.9, |k| (k.expert == 0).then_some(1.0)), pool.slot_of(key(0, 1)));
+        assert_eq!(pool.place(key(0, 5), f64::INFINITY, |_| Some(f64::INFINITY)), None);
+    }
+
+    #[test]
+    fn all_or_shared() {
+        assert!(Pool::new(SHAPE, 32).holds_all());
+        assert!(!Pool::new(SHAPE, 23).holds_all());
+        let small = Pool::new(SHAPE, 4);
+        assert_eq!((small.window, small.reach()), (0, 4));
     }
 }

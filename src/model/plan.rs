@@ -159,6 +159,9 @@ pub struct Moe {
 #[derive(Debug, Clone, Default)]
 pub struct Layer {
     pub mix: Vec<Op>,
+    /// This layer's router on the residual as it is, whatever layer it has come to: writes [`Plan::foreseen`] and touches
+    /// nothing that `mix`, `shared` or the experts use.
+    pub foresee: Vec<Op>,
     pub shared: Vec<Op>,
     pub moe: Option<Moe>,
 }
@@ -204,6 +207,8 @@ pub struct Plan {
     pub rope: Option<Buf>,
     pub layers: Vec<Layer>,
     pub expert: Option<ExpertShape>,
+    /// What `foresee` writes: scores of a layer's experts.
+    pub foreseen: Option<Buf>,
     /// Copy of the residual rows that get logits, width `hidden`, [`Rows::Head`].
     pub head_in: Buf,
     /// The same rows after the final norm.

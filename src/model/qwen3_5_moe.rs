@@ -146,6 +146,8 @@ struct Buffers {
     shared_act: Buf,
     shared_out: Buf,
     shared_logit: Buf,
+    ahead_normed: Buf,
+    foreseen: Buf,
 }
 
 pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
@@ -179,6 +181,8 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
         shared_act: p.buffer("shared act", c.shared_expert_intermediate_size),
         shared_out: p.buffer("shared out", c.hidden_size),
         shared_logit: p.buffer("shared logit", 1),
+        ahead_normed: p.buffer("ahead normed", c.hidden_size),
+        foreseen: p.buffer("foreseen", c.num_experts),
     };
     let rope = (!inv_freq.is_empty()).then(|| p.buffer("rope", 2 * inv_freq.len()));
     let head_in = p.head_buffer("head in", c.hidden_size);
@@ -193,8 +197,8 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
             LayerType::LinearAttention => delta_net(&mut s, &c, &bufs, &at)?,
             LayerType::FullAttention => attention(&mut s, &c, &bufs, &at, 2 * inv_freq.len())?,
         };
-        let (shared, moe) = experts(&mut s, &c, &bufs, &at, &mut mix)?;
-        layers.push(Layer { mix, shared, moe: Some(moe) });
+        let (foresee, shared, moe) = experts(&mut s, &c, &bufs, &at, &mut mix)?;
+        layers.push(Layer { mix, foresee, shared, moe: Some(moe) });
     }
 
     let norm = s.vector("model.norm.weight", c.hidden_size, Map::PlusOne)?;
@@ -215,6 +219,7 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
         rope,
         layers,
         expert: Some(expert),
+        foreseen: Some(bufs.foreseen),
         head_in,
         head_normed,
         head,
@@ -286,8 +291,14 @@ fn attention(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, at: &str, rotary: u
     ])
 }
 
-/// Adds the norm and the router to `mix`; returns the shared expert and the routed ones.
-fn experts(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, at: &str, mix: &mut Vec<Op>) -> Result<(Vec<Op>, Moe)> {
+/// Adds the norm and the router to `mix`; returns the same for a look ahead, the shared expert and the routed ones.
+fn experts(
+    s: &mut Shaped<'_>,
+    c: &Config,
+    bufs: &Buffers,
+    at: &str,
+    mix: &mut Vec<Op>,
+) -> Result<(Vec<Op>, Vec<Op>, Moe)> {
     let (h, width) = (c.hidden_size, c.shared_expert_intermediate_size);
     let norm = s.vector(format!("{at}.post_attention_layernorm.weight"), h, Map::PlusOne)?;
     let at = format!("{at}.mlp");
@@ -296,10 +307,14 @@ fn experts(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, at: &str, mix: &mut V
     let up = s.matrix(format!("{at}.shared_expert.up_proj.weight"), width, h)?;
     let down = s.matrix(format!("{at}.shared_expert.down_proj.weight"), h, width)?;
     let shared_gate = s.matrix(format!("{at}.shared_expert_gate.weight"), 1, h)?;
-    mix.extend([
-        Op::RmsNorm { x: bufs.residual, w: norm, y: bufs.normed, groups: 1, eps: c.rms_norm_eps },
-        Op::MatMul { x: bufs.normed, w: router, y: bufs.router, add: false },
-    ]);
+    let route = |normed, logits| {
+        [
+            Op::RmsNorm { x: bufs.residual, w: norm, y: normed, groups: 1, eps: c.rms_norm_eps },
+            Op::MatMul { x: normed, w: router, y: logits, add: false },
+        ]
+    };
+    mix.extend(route(bufs.normed, bufs.router));
+    let foresee = route(bufs.ahead_normed, bufs.foreseen).to_vec();
     let shared = vec![
         Op::MatMul { x: bufs.normed, w: gate, y: bufs.shared_gate, add: false },
         Op::MatMul { x: bufs.normed, w: up, y: bufs.shared_up, add: false },
@@ -316,5 +331,5 @@ fn experts(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, at: &str, mix: &mut V
         renormalise: true,
         shared: Some((bufs.shared_out, bufs.shared_logit)),
     };
-    Ok((shared, moe))
+    Ok((foresee, shared, moe))
 }

@@ -123,13 +123,26 @@ impl Pack {
 
     /// Reads one expert, in one read.
     pub async fn expert(&self, layer: usize, expert: usize) -> Result<Bytes> {
+        self.expert_in(layer, expert, 1).await
+    }
+
+    /// Reads one expert in several reads, which is what an expert-major layout saves.
+    pub(crate) async fn expert_in(&self, layer: usize, expert: usize, pieces: usize) -> Result<Bytes> {
         let layers = self.manifest.experts.as_ref().map_or(&[][..], |e| &e.layers);
         let index = layers.get(layer).and_then(|l| l.as_ref()?.get(expert).copied());
         let index = index.ok_or_else(|| Error::MissingTensor { name: format!("expert {expert} of layer {layer}") })?;
         let extent = &self.manifest.extents[index];
         let file = &self.manifest.shards[extent.shard].file;
+        let len = self.expert_bytes();
+        if self.verified[index].get() && pieces <= 1 {
+            return self.flash.read(file, extent.offset, len).await;
+        }
         if self.verified[index].get() {
-            return self.flash.read(file, extent.offset, self.expert_bytes()).await;
+            let starts = (0..len).step_by(len.div_ceil(pieces));
+            let parts =
+                starts.map(|at| self.flash.read(file, extent.offset + at as u64, len.div_ceil(pieces).min(len - at)));
+            let parts = futures_util::future::try_join_all(parts).await?;
+            return Ok(Bytes::Owned(parts.into_iter().flat_map(Bytes::into_vec).collect()));
         }
         let mut bytes = self.flash.read(file, extent.offset, extent.bytes as usize).await?.into_vec();
         self.check(index, &bytes)?;

@@ -90,9 +90,9 @@ impl WebEngine {
         let mut stats = self.fixed.borrow().clone();
         let (before, counters, speed) = (self.before.get(), self.counters.get(), self.speed.borrow());
         stats["speed"] = json!({ "prefill": speed.prefill(), "decode": speed.decode() });
-        stats["pool"]["hits"] = json!(counters.pool.hits - before.pool.hits);
-        stats["pool"]["misses"] = json!(counters.pool.misses - before.pool.misses);
-        stats["pool"]["bytesRead"] = json!(counters.expert_bytes - before.expert_bytes);
+        stats["pool"]["hits"] = json!(counters.experts.hits - before.experts.hits);
+        stats["pool"]["misses"] = json!(counters.experts.missed() - before.experts.missed());
+        stats["pool"]["bytesRead"] = json!(counters.expert_bytes() - before.expert_bytes());
         stats["memory"]["wasm"] = json!(wasm_bytes());
         stats.to_string()
     }

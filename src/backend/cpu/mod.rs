@@ -280,7 +280,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn mix(&mut self, layer: usize) -> LocalBoxFuture<'_, Result<Routing>> {
+    fn mix(&mut self, layer: usize, _: Range<usize>) -> LocalBoxFuture<'_, Result<Routing>> {
         self.run_all(|p| &p.layers[layer].mix, self.m);
         let mut routing = Routing::default();
         if let Some(moe) = self.plan.layers[layer].moe {
@@ -293,6 +293,22 @@ impl Backend for Cpu {
         }
         self.routing = routing.clone();
         ready(Ok(routing)).boxed_local()
+    }
+
+    fn foresee(&mut self, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<Vec<f32>>>> {
+        let scores = ahead.map(|layer| {
+            self.run_all(|p| &p.layers[layer].foresee, self.m);
+            let (Some(scores), Some(moe)) = (self.plan.foreseen, self.plan.layers[layer].moe) else {
+                return Vec::new();
+            };
+            self.buffers[scores.0][..self.m * moe.experts].to_vec()
+        });
+        let scores = scores.collect();
+        ready(Ok(scores)).boxed_local()
+    }
+
+    fn works_while_called(&self) -> bool {
+        true
     }
 
     fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()> {

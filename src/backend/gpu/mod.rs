@@ -28,7 +28,7 @@ use crate::flash::Bytes;
 use crate::model::plan::{Buf, Limits, Plan, Weight};
 use crate::tensor::Layout;
 use pipelines::{Dispatch, Pipelines};
-use program::{Activation, Id, Pass, Program, UNIFORM};
+use program::{AHEAD, Activation, Id, Pass, Program, UNIFORM};
 use readback::Readback;
 use tuning::Tuning;
 
@@ -46,6 +46,7 @@ pub struct Stats {
 #[derive(Default)]
 struct Layer {
     mix: Vec<Dispatch>,
+    foresee: Vec<Dispatch>,
     shared: Vec<Dispatch>,
     experts: Vec<[Dispatch; 2]>,
     combine: Option<Dispatch>,
@@ -64,6 +65,8 @@ pub struct Gpu {
     pass: Pass,
     /// Buffers whose read-back was begun and not finished, because the caller dropped the future.
     reading: Vec<Id>,
+    /// What came back with a layer's routing: the layers it is about, and their scores.
+    foreseen: (Range<usize>, Vec<Vec<f32>>),
     /// Bytes written since the GPU was last known to have caught up.
     queued: u64,
     stats: Stats,
@@ -94,6 +97,7 @@ impl Gpu {
                 let pipelines = Pipelines { device: &device, program: &program, buffers: &buffers };
                 let layer = |steps: program::LayerSteps| Layer {
                     mix: pipelines.dispatches(steps.mix),
+                    foresee: pipelines.dispatches(steps.foresee),
                     shared: pipelines.dispatches(steps.shared),
                     experts: steps.experts.into_iter().map(|pair| pair.map(|s| pipelines.dispatch(s))).collect(),
                     combine: steps.combine.map(|s| pipelines.dispatch(s)),
@@ -116,6 +120,7 @@ impl Gpu {
             encoder: None,
             pass: Pass::default(),
             reading: Vec::new(),
+            foreseen: (0..0, Vec::new()),
             queued: 0,
             stats: Stats::default(),
         })
@@ -187,21 +192,20 @@ impl Gpu {
         self.encoder().copy_buffer_to_buffer(&from, 0, &to, 0, from.size());
     }
 
-    /// Records a copy to a read-back buffer and frees that from a read that was never finished.
-    fn copy_back(&mut self, source: Id, ranges: &[Range<u64>], target: Id) -> u64 {
+    /// Frees a read-back buffer from a read that was never finished.
+    fn free(&mut self, target: Id) {
         if let Some(i) = self.reading.iter().position(|r| *r == target) {
             self.reading.swap_remove(i);
             self.buffer(target).unmap();
         }
+    }
+
+    /// Records a copy to a read-back buffer that is free, to offset `at` of it. Returns where the copy ends.
+    fn copy_back(&mut self, source: Id, range: Range<u64>, target: Id, at: u64) -> u64 {
         let (source, buffer) = (self.buffer(source).clone(), self.buffer(target).clone());
-        let encoder = self.encoder();
-        let mut at = 0;
-        for range in ranges {
-            let len = range.end - range.start;
-            encoder.copy_buffer_to_buffer(&source, range.start, &buffer, at, len);
-            at += len;
-        }
-        at
+        let len = range.end - range.start;
+        self.encoder().copy_buffer_to_buffer(&source, range.start, &buffer, at, len);
+        at + len
     }
 
     /// Submits and asks for the first `bytes` of a read-back buffer.
@@ -235,7 +239,8 @@ impl Gpu {
         while first < rows.end {
             let last = rows.end.min(first + batch);
             let range = 4 * (first * stride) as u64..4 * (last * stride) as u64;
-            let bytes = self.copy_back(id, &[range], target);
+            self.free(target);
+            let bytes = self.copy_back(id, range, target, 0);
             let read = self.start_read(target, bytes)?;
             let bytes = self.finish_read(target, read).await?;
             for row in bytes.chunks_exact(4 * stride) {
@@ -260,7 +265,49 @@ impl Gpu {
         self.upload(id, 0, bytemuck::cast_slice(&padded));
     }
 
-    async fn run_mix(&mut self, layer: usize) -> Result<Routing> {
+    /// Records what `ahead` asks for and its way back to `target`, from offset `at`. Returns where it ends.
+    fn record_foresee(&mut self, ahead: Range<usize>, target: Id, mut at: u64) -> u64 {
+        let Some(scores) = self.plan.foreseen else { return at };
+        let Activation { id, stride, .. } = self.program.activations[scores.0];
+        let pass = self.pass;
+        for layer in ahead {
+            self.record(|layers, _| &layers[layer].foresee, pass);
+            at = self.copy_back(id, 0..4 * (pass.m as usize * stride) as u64, target, at);
+        }
+        at
+    }
+
+    /// Scores without the padding of their rows, by layer.
+    fn unpack_foreseen(&mut self, ahead: Range<usize>, bytes: &[u8]) {
+        self.foreseen = (ahead.clone(), Vec::new());
+        let Some(scores) = self.plan.foreseen else { return };
+        let row = 4 * self.program.activations[scores.0].stride;
+        let layers = ahead.zip(bytes.chunks_exact(self.pass.m as usize * row));
+        let unpack = |(layer, bytes): (usize, &[u8])| {
+            let experts = self.plan.layers[layer].moe.map_or(0, |moe| moe.experts);
+            bytes.chunks_exact(row).flat_map(|row| floats(&row[..4 * experts])).collect()
+        };
+        self.foreseen.1 = layers.map(unpack).collect();
+    }
+
+    async fn run_foresee(&mut self, ahead: Range<usize>) -> Result<Vec<Vec<f32>>> {
+        let known = std::mem::take(&mut self.foreseen);
+        if known.0 == ahead {
+            return Ok(known.1);
+        }
+        let Some(routed) = self.program.routed.filter(|_| ahead.len() <= AHEAD && !ahead.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        self.free(routed.read);
+        let bytes = self.record_foresee(ahead.clone(), routed.read, 0);
+        let read = self.start_read(routed.read, bytes)?;
+        let bytes = self.finish_read(routed.read, read).await?;
+        self.unpack_foreseen(ahead, &bytes);
+        Ok(std::mem::take(&mut self.foreseen.1))
+    }
+
+    async fn run_mix(&mut self, layer: usize, ahead: Range<usize>) -> Result<Routing> {
+        self.foreseen = (0..0, Vec::new());
         self.device.check()?;
         let pass = self.pass;
         self.record(|layers, _| &layers[layer].mix, pass);
@@ -269,13 +316,19 @@ impl Gpu {
             return Ok(Routing::default());
         };
         let (n, weights) = (4 * (pass.m as usize * moe.top_k) as u64, 4 * routed.weights_at as u64);
-        let bytes = self.copy_back(routed.choice, &[0..n, weights..weights + n], routed.read);
+        let ahead = ahead.start..ahead.end.min(ahead.start + AHEAD);
+        self.free(routed.read);
+        let at = self.copy_back(routed.choice, 0..n, routed.read, 0);
+        let at = self.copy_back(routed.choice, weights..weights + n, routed.read, at);
+        let bytes = self.record_foresee(ahead.clone(), routed.read, at);
         let read = self.start_read(routed.read, bytes)?;
         // The GPU computes these while the host waits, and reads experts.
         self.record(|layers, _| &layers[layer].shared, pass);
         self.submit();
         let bytes = self.finish_read(routed.read, read).await?;
-        let (ids, weights) = bytes.split_at(n as usize);
+        let (choice, foreseen) = bytes.split_at(2 * n as usize);
+        self.unpack_foreseen(ahead, foreseen);
+        let (ids, weights) = choice.split_at(n as usize);
         let ids: Vec<u32> = bytemuck::pod_collect_to_vec(ids);
         if let Some(id) = ids.iter().find(|id| **id as usize >= moe.experts) {
             return Err(Error::Gpu(format!("the router chose expert {id} of {}", moe.experts)));
@@ -429,8 +482,16 @@ impl Backend for Gpu {
         Ok(())
     }
 
-    fn mix(&mut self, layer: usize) -> LocalBoxFuture<'_, Result<Routing>> {
-        self.run_mix(layer).boxed_local()
+    fn mix(&mut self, layer: usize, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Routing>> {
+        self.run_mix(layer, ahead).boxed_local()
+    }
+
+    fn foresee(&mut self, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<Vec<f32>>>> {
+        self.run_foresee(ahead).boxed_local()
+    }
+
+    fn works_while_called(&self) -> bool {
+        false
     }
 
     fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()> {

@@ -22,6 +22,8 @@ const EXTENT_ALIGN: usize = 4096;
 /// twice until it is taken up.
 const UPLOADS_QUEUED: usize = 16;
 const UPLOADS_AT_LEAST: usize = 256 << 10;
+/// Layers whose foreseen scores come back together with a layer's routing.
+pub const AHEAD: usize = 4;
 
 /// A buffer of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -86,6 +88,7 @@ pub struct Step {
 #[derive(Default)]
 pub struct LayerSteps {
     pub mix: Vec<Step>,
+    pub foresee: Vec<Step>,
     pub shared: Vec<Step>,
     /// The experts' gate-up and down dispatches for each arena.
     pub experts: Vec<[Step; 2]>,
@@ -140,6 +143,7 @@ impl Program {
         for layer in &plan.layers {
             let mut steps = LayerSteps {
                 mix: c.ops(&layer.mix, false)?,
+                foresee: c.ops(&layer.foresee, false)?,
                 shared: c.ops(&layer.shared, false)?,
                 ..Default::default()
             };
@@ -331,9 +335,13 @@ impl<'a> Compiler<'a> {
         let padded = |width: usize| 4 * (places * width.next_multiple_of(GROUP)) as u64;
         // The list of items ends with what the last, partly filled tile reads beyond them.
         let work = 16 * (arenas.len() + places) + 4 * (places + ITEMS_A_TILE);
+        let foreseen = self.plan.foreseen.map_or(0, |buf| {
+            let stride = self.activation(buf).stride;
+            (AHEAD * self.limits.chunk * stride * 4) as u64
+        });
         self.program.routed = Some(Routed {
             choice: self.storage("routing", 8 * places as u64),
-            read: self.buffer("routing read back", 8 * places.max(1) as u64, Usage::Readback),
+            read: self.buffer("routing read back", 8 * places.max(1) as u64 + foreseen, Usage::Readback),
             work: self.storage("expert work list", work.next_multiple_of(16) as u64),
             inner: self.storage("expert inner", padded(shape.gate.rows)),
             out: self.storage("expert out", padded(shape.down.rows)),

@@ -101,7 +101,7 @@ impl Args {
         for (i, engine) in engines.iter().enumerate() {
             let info = engine.backend_info();
             let (now, warm) = (engine.counters(), warm[i]);
-            let (hits, misses) = (now.pool.hits - warm.pool.hits, now.pool.misses - warm.pool.misses);
+            let (hits, misses) = (now.experts.hits - warm.experts.hits, now.experts.missed() - warm.experts.missed());
             let ratios = samples[i].iter().zip(&samples[0]).map(|(a, b)| a.decode / b.decode).collect();
             let row = Row {
                 backend: format!("{} ({})", info.kind, info.detail),
@@ -111,7 +111,7 @@ impl Args {
                 decode: median(samples[i].iter().map(|s| s.decode).collect()),
                 ratio: median(ratios),
                 hit: hits as f64 / (hits + misses).max(1) as f64,
-                expert_bytes_per_token: (now.expert_bytes - warm.expert_bytes) as f64
+                expert_bytes_per_token: (now.expert_bytes() - warm.expert_bytes()) as f64
                     / (now.tokens - warm.tokens).max(1) as f64,
             };
             print::results(|out| self.write(out, &row))?;

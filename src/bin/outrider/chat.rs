@@ -199,8 +199,9 @@ impl Session {
     /// What the reply took. The first token belongs to the prompt.
     fn report(&self, prompt: usize, tokens: usize, [started, first, end]: [Instant; 3], before: Counters) {
         let after = self.engine.counters();
-        let (hits, misses) = (after.pool.hits - before.pool.hits, after.pool.misses - before.pool.misses);
-        let read = Size(after.expert_bytes - before.expert_bytes);
+        let (hits, misses) =
+            (after.experts.hits - before.experts.hits, after.experts.missed() - before.experts.missed());
+        let read = Size(after.expert_bytes() - before.expert_bytes());
         let prefill = (first - started).as_secs_f64();
         let known = match self.engine.cached() {
             0 => String::new(),

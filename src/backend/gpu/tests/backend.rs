@@ -104,7 +104,7 @@ fn dropped_reads_do_no_harm() {
     let expected = run(&mut gpu, &rows, &[3]);
     let target = gpu.program.read_rows;
     let residual = gpu.program.activations[0].id;
-    gpu.copy_back(residual, std::slice::from_ref(&(0..64)), target);
+    gpu.copy_back(residual, 0..64, target, 0);
     drop(gpu.start_read(target, 64).unwrap());
     assert!(same_bits(&expected, &run(&mut gpu, &rows, &[3])));
 }
@@ -141,7 +141,7 @@ fn a_lost_device_is_an_error() {
     device.device.destroy();
     let lost = gpu
         .begin(0, &rows)
-        .and_then(|()| block_on(gpu.mix(0)).map(drop))
+        .and_then(|()| block_on(gpu.mix(0, 0..0)).map(drop))
         .and_then(|()| block_on(gpu.residual()).map(drop));
     assert!(matches!(lost, Err(Error::DeviceLost(_))), "{lost:?}");
     assert!(matches!(gpu.begin(0, &rows), Err(Error::DeviceLost(_))));

@@ -50,7 +50,7 @@ pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
     };
     let experts = (0..s.experts).map(|_| expert()).collect();
     let moe = Moe { logits, x, y: c.residual, experts: s.experts, top_k: s.top_k, renormalise: s.renormalise, shared };
-    let layer = Layer { mix: c.mix, shared: shared_ops, moe: Some(moe) };
+    let layer = Layer { mix: c.mix, foresee: Vec::new(), shared: shared_ops, moe: Some(moe) };
     let limits = Limits { context: 64, chunk: s.chunk, head_rows: 1, slots: s.slots, checkpoints: 0 };
     let mut plan = plan(c.parts, c.residual, s.hidden, vec![layer]);
     plan.expert = Some(shape);
@@ -65,7 +65,7 @@ pub(super) fn run_layer(
     random: &mut Random,
 ) -> (Routing, Vec<f32>) {
     backend.begin(0, rows).unwrap();
-    let routing = block_on(backend.mix(0)).unwrap();
+    let routing = block_on(backend.mix(0, 0..0)).unwrap();
     let mut needed = routing.ids.clone();
     needed.sort_unstable();
     needed.dedup();
@@ -192,7 +192,7 @@ fn submissions_of_a_layer() {
     }
     gpu.begin(0, &[0.5; 32]).unwrap();
     let layer = |gpu: &mut Gpu| {
-        let routing = block_on(gpu.mix(0)).unwrap();
+        let routing = block_on(gpu.mix(0, 0..0)).unwrap();
         let item = |(rank, id): (usize, &u32)| WorkItem { row: 0, rank: rank as u32, slot: *id };
         gpu.run_experts(0, &routing.ids.iter().enumerate().map(item).collect::<Vec<_>>()).unwrap();
         gpu.finish_layer(0).unwrap();

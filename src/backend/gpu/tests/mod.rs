@@ -192,6 +192,7 @@ fn plan(mut parts: Builder, residual: Buf, hidden: usize, layers: Vec<Layer>) ->
         rope: None,
         layers,
         expert: None,
+        foreseen: None,
         head_in,
         head_normed,
         head: Vec::new(),
@@ -209,7 +210,7 @@ fn run(backend: &mut impl Backend, rows: &[f32], batches: &[usize]) -> Vec<f32> 
     let (mut pos, mut out) = (0, Vec::new());
     for m in batches {
         backend.begin(pos, &rows[pos * hidden..(pos + m) * hidden]).unwrap();
-        block_on(backend.mix(0)).unwrap();
+        block_on(backend.mix(0, 0..0)).unwrap();
         out.extend(block_on(backend.residual()).unwrap());
         pos += m;
     }

@@ -103,7 +103,7 @@ fn forward(backend: &mut impl Backend, model: &Model, embeddings: &[f32], chunk:
     for rows in embeddings.chunks(chunk * HIDDEN) {
         backend.begin(pos, rows).unwrap();
         for layer in 0..model.experts.len() {
-            let routing = block_on(backend.mix(layer)).unwrap();
+            let routing = block_on(backend.mix(layer, 0..0)).unwrap();
             let needed: Vec<u32> = routing.ids.iter().copied().collect::<HashSet<_>>().into_iter().collect();
             for wave in needed.chunks(model.case.limits.slots) {
                 for (slot, expert) in wave.iter().enumerate() {
