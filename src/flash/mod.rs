@@ -8,6 +8,7 @@ pub mod install;
 mod memory;
 #[cfg(target_arch = "wasm32")]
 pub mod opfs;
+mod throttled;
 
 #[cfg(not(target_arch = "wasm32"))]
 pub use file::FileFlash;
@@ -16,6 +17,7 @@ pub(crate) use file::OpenFile;
 #[cfg(not(target_arch = "wasm32"))]
 pub use http::HttpFlash;
 pub use memory::MemoryFlash;
+pub use throttled::{Throttle, Throttled};
 
 use futures_util::future::LocalBoxFuture;
 

@@ -11,11 +11,16 @@
 //! - [`Pool`]: what is in which slot, and which expert is worth least.
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
 //! - [`Scheduler`]: what to do next.
+//! - [`FlashModel`]: how long reads take.
+//! - [`replay`]: what other policies would have read.
 
+mod device;
 mod forecast;
 mod pool;
+pub mod replay;
 mod scheduler;
 
+pub use device::{FlashModel, FlashSpeed};
 pub use forecast::{Forecast, Origin, Recall};
 pub use pool::{Policy, Pool};
 pub use scheduler::{Action, Counts, Event, Scheduler, Settings};

@@ -42,8 +42,9 @@ pub struct Pool {
     table: Vec<u32>,
     /// By expert; higher is worth more. −∞ without a use.
     scores: Vec<f64>,
-    /// Tokens so far.
+    /// Tokens so far, and uses.
     now: f64,
+    uses: f64,
 }
 
 /// Share of the slots that layers lend each other, as a divisor.
@@ -71,6 +72,7 @@ impl Pool {
             table: vec![NONE; shape.keys()],
             scores: vec![f64::NEG_INFINITY; shape.keys()],
             now: 0.0,
+            uses: 0.0,
         }
     }
 
@@ -109,8 +111,9 @@ impl Pool {
     /// An expert was chosen by `rows` of the last tokens.
     pub fn used(&mut self, key: Key, rows: usize) {
         let i = self.shape.index(key);
+        self.uses += 1.0;
         self.scores[i] = match self.policy {
-            Policy::Lru => self.now,
+            Policy::Lru => self.uses,
             Policy::Lfu => self.scores[i].max(0.0) + rows as f64,
             Policy::Lrfu { decay } => {
                 let heat = self.heat(key) + (1.0 - decay) * rows as f64;
@@ -124,7 +127,7 @@ impl Pool {
         let score = self.scores[self.shape.index(key)];
         match self.policy {
             Policy::Lrfu { decay } => (score + decay.ln() * self.now).exp(),
-            Policy::Lru => 1.0 / (1.0 + self.now - score),
+            Policy::Lru => 1.0 / (1.0 + self.uses - score),
             Policy::Lfu => score.max(0.0) / self.now.max(1.0),
         }
     }
@@ -133,7 +136,7 @@ impl Pool {
     fn score_of(&self, chance: f64) -> f64 {
         match self.policy {
             Policy::Lrfu { decay } => chance.ln() - decay.ln() * self.now,
-            Policy::Lru => self.now + 1.0 - 1.0 / chance,
+            Policy::Lru => self.uses + 1.0 - 1.0 / chance,
             Policy::Lfu => chance * self.now.max(1.0),
         }
     }
