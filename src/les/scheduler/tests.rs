@@ -42,6 +42,7 @@ impl World {
     fn route(&mut self, layer: u32, ids: &[u32]) {
         (self.layer, self.ids, self.done) = (layer, ids.to_vec(), vec![false; ids.len()]);
         self.scheduler.on(Event::Routed { layer, ids });
+        self.reads.iter_mut().for_each(|(key, waited, _)| *waited = key.layer == layer && ids.contains(&key.expert));
         if !self.scheduler.settings().keep {
             self.slots
                 .iter_mut()
@@ -158,6 +159,7 @@ proptest! {
             let mut state = seed | 1;
             let mut draw = move || { state ^= state << 13; state ^= state >> 17; state ^= state << 5; state >> 3 };
             world.scheduler.on(Event::Begin { rows });
+            world.reads.iter_mut().for_each(|read| read.1 = false);
             for layer in 0..SHAPE.layers as u32 {
                 if draw() % 8 == 0 { world.scheduler.on(Event::Flash { busy: f64::from(draw() % 100) / 100.0 }); }
                 let ids: Vec<u32> = (0..rows).flat_map(|_| {
@@ -213,11 +215,11 @@ fn what_is_waited_for_overtakes_guesses() {
     world.route(0, &[3, 1]);
     while world.act() {}
     // What turned out to be needed goes on; the other is cancelled, and its place is the needed one's.
-    assert_eq!(world.reads, [(key(0, 3), false, false), (key(0, 5), false, true)]);
+    assert_eq!(world.reads, [(key(0, 3), true, false), (key(0, 5), false, true)]);
     world.reads.pop();
     world.scheduler.on(Event::Cancelled { key: key(0, 5) });
     while world.act() {}
-    assert_eq!(world.reads, [(key(0, 3), false, false), (key(0, 1), true, false)]);
+    assert_eq!(world.reads, [(key(0, 3), true, false), (key(0, 1), true, false)]);
     assert_eq!(world.scheduler.counts().late, 1);
 }
 
