@@ -1,15 +1,13 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use outrider::chat::Chat;
 use outrider::engine::sampler::argmax;
 use outrider::engine::{Engine, Want};
 use outrider::{Error, Result};
-use serde::Deserialize;
 use serde_json::json;
 
 use crate::model::ModelArgs;
-use crate::{print, progress};
+use crate::{print, progress, texts};
 
 /// Measure how well a model predicts texts
 #[derive(clap::Args)]
@@ -27,12 +25,6 @@ pub struct Args {
     json: bool,
 }
 
-#[derive(Deserialize)]
-struct Line {
-    text: Option<String>,
-    ids: Option<Vec<u32>>,
-}
-
 /// How well tokens were predicted from those before them.
 #[derive(Default)]
 struct Score {
@@ -45,13 +37,10 @@ struct Score {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let path = args.text.display().to_string();
-    let content = std::fs::read_to_string(&args.text).map_err(Error::io(&path))?;
-    let lines: Vec<(usize, &str)> = content.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()).collect();
-    let lines = &lines[..args.limit.unwrap_or(usize::MAX).min(lines.len())];
+    let path = args.text.display();
     pollster::block_on(async {
         let mut engine = args.model.load().await?;
-        let texts = tokenise(&engine, lines).await?;
+        let texts = texts::read(&args.text, args.limit, &engine).await?;
         let bar = progress::count("evaluating", "tokens");
         let total = texts.iter().map(|ids| ids.len() as u64).sum();
         let (mut score, mut done) = (Score::default(), 0);
@@ -63,7 +52,7 @@ pub fn run(args: Args) -> Result<()> {
         bar.finish_and_clear();
         let Score { tokens, nll, top1 } = score;
         if tokens == 0 {
-            return Err(Error::format("text to evaluate", format!("{path} has no text of two tokens or more")));
+            return Err(Error::format("text", format!("{path} has no text of two tokens or more")));
         }
         let (per_token, right) = (nll / tokens as f64, top1 as f64 / tokens as f64);
         let count = texts.len();
@@ -77,27 +66,6 @@ pub fn run(args: Args) -> Result<()> {
             writeln!(out, "top-1          {:.2} %", 100.0 * right)
         })
     })
-}
-
-/// The tokens of each text. A tokenizer is needed only where a line brings none.
-async fn tokenise(engine: &Engine, lines: &[(usize, &str)]) -> Result<Vec<Vec<u32>>> {
-    let mut chat = None;
-    let mut texts = Vec::with_capacity(lines.len());
-    for (number, line) in lines {
-        let bad = |reason: String| Error::format("text to evaluate", format!("line {}: {reason}", number + 1));
-        let line: Line = serde_json::from_str(line).map_err(|e| bad(e.to_string()))?;
-        texts.push(match (line.ids, line.text) {
-            (Some(ids), _) => ids,
-            (None, Some(text)) => {
-                if chat.is_none() {
-                    chat = Some(Chat::of_pack(engine.pack()).await?);
-                }
-                chat.as_ref().expect("made above").tokenizer().encode(&text)?
-            }
-            (None, None) => return Err(bad("it has neither `text` nor `ids`".to_owned())),
-        });
-    }
-    Ok(texts)
 }
 
 impl Score {
@@ -122,7 +90,7 @@ impl Score {
 /// Negative log likelihood of a token, in nats.
 fn nll(logits: &[f32], token: u32) -> Result<f64> {
     let Some(&logit) = logits.get(token as usize) else {
-        return Err(Error::format("text to evaluate", format!("token {token} is outside the vocabulary")));
+        return Err(Error::format("text", format!("token {token} is outside the vocabulary")));
     };
     let max = f64::from(logits[argmax(logits)? as usize]);
     let sum: f64 = logits.iter().map(|&l| (f64::from(l) - max).exp()).sum();

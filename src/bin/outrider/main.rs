@@ -5,10 +5,12 @@ mod chat;
 mod eval;
 mod inspect;
 mod logits;
+mod lookahead;
 mod model;
 mod pack;
 mod print;
 mod progress;
+mod texts;
 mod unpack;
 mod verify;
 
@@ -35,6 +37,7 @@ enum Command {
     Eval(eval::Args),
     Logits(logits::Args),
     Bench(bench::Args),
+    Lookahead(lookahead::Args),
 }
 
 fn main() -> ExitCode {
@@ -49,6 +52,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Lookahead(args) => lookahead::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,9 +1,13 @@
 //! Which model a command runs, and on what.
 
+use std::rc::Rc;
+
 use outrider::Result;
 use outrider::engine::{BackendChoice, Engine, Options};
 use outrider::error::Size;
+use outrider::flash::Throttled;
 use outrider::import::open_model;
+use outrider::pack::Pack;
 
 use crate::progress;
 
@@ -37,8 +41,23 @@ impl ModelArgs {
         ModelArgs { max_slots: Some(slots), ..self.clone() }
     }
 
+    /// The same on the CPU.
+    pub fn on_cpu(&self) -> ModelArgs {
+        ModelArgs { backend: BackendChoice::Cpu, ..self.clone() }
+    }
+
     /// Loads the model, with progress and notices on standard error.
     pub async fn load(&self) -> Result<Engine> {
+        self.load_pack(open_model(&self.model).await?).await
+    }
+
+    /// The same from flash that can be made slower.
+    pub async fn load_throttled(&self) -> Result<(Engine, Rc<Throttled>)> {
+        let flash = Rc::new(Throttled::new(open_model(&self.model).await?.flash().clone()));
+        Ok((self.load_pack(Pack::open(flash.clone()).await?).await?, flash))
+    }
+
+    async fn load_pack(&self, pack: Pack) -> Result<Engine> {
         let options = Options {
             backend: self.backend,
             budget: self.budget.map(|size| size.0),
@@ -48,7 +67,6 @@ impl ModelArgs {
             f16: self.f16,
             ..Options::default()
         };
-        let pack = open_model(&self.model).await?;
         let bar = progress::bytes("loading");
         let engine = Engine::load(pack, &options, |done, total| progress::show(&bar, done, total)).await;
         bar.finish_and_clear();

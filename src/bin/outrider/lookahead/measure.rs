@@ -1,0 +1,211 @@
+//! The configurations, and runs that take turns.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use outrider::engine::{Counters, Engine, Probe, Want};
+use outrider::flash::{Throttle, Throttled};
+use outrider::les::replay::{Contender, Routes, misses};
+use outrider::les::{Settings, Shape};
+use outrider::{Error, Result};
+
+use super::Row;
+use super::statistics::{interval, median};
+use crate::model::ModelArgs;
+
+/// Rounds that fill the pools before anything is measured.
+pub const WARM_ROUNDS: usize = 3;
+
+/// Part of an expert's transfer time that passes before its first byte.
+const LATENCY: f64 = 0.25;
+
+/// Tokens one after the other, and where a new sequence begins.
+pub struct Stream {
+    tokens: Vec<(u32, bool)>,
+}
+
+impl Stream {
+    pub fn new(texts: &[Vec<u32>], wanted: usize, context: usize) -> Result<Stream> {
+        let parts = texts.iter().flat_map(|ids| ids.chunks(context));
+        let tokens = parts.flat_map(|ids| ids.iter().enumerate().map(|(i, id)| (*id, i == 0)));
+        let tokens: Vec<_> = tokens.take(wanted).collect();
+        if tokens.len() < wanted {
+            let reason =
+                format!("the texts have {} tokens, and {wanted} are needed; give more, or fewer rounds", tokens.len());
+            return Err(Error::Request(reason));
+        }
+        Ok(Stream { tokens })
+    }
+}
+
+/// What every token chooses.
+pub async fn routes(engine: &mut Engine, stream: &Stream) -> Result<Routes> {
+    let plan = engine.plan();
+    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+    let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
+    let mut ids = Vec::new();
+    for &(token, first) in &stream.tokens {
+        if first {
+            engine.reset()?;
+        }
+        let mut probe = Probe::default();
+        engine.forward(&[token], Want::Nothing, Some(&mut probe)).await?;
+        ids.extend(probe.ids.concat());
+    }
+    Ok(Routes { shape, ids })
+}
+
+struct Config {
+    name: &'static str,
+    settings: Settings,
+    pieces: usize,
+    /// The pool has a slot for every expert.
+    everything: bool,
+}
+
+fn configs(settings: Settings) -> Vec<Config> {
+    let look = settings;
+    let overlap = Settings { guesses: 0, ..look };
+    let pool = Settings { ready_first: false, ..overlap };
+    let demand = Settings { keep: false, ..pool };
+    let config = |name, settings, pieces| Config { name, settings, pieces, everything: false };
+    vec![
+        config("on demand, three reads", demand, 3),
+        config("one read", demand, 1),
+        config("+ pool", pool, 1),
+        config("+ overlap", overlap, 1),
+        config("+ look-ahead", look, 1),
+        Config { everything: true, ..config("everything resident", overlap, 1) },
+    ]
+}
+
+struct Runner {
+    config: Config,
+    engine: Engine,
+    flash: Rc<Throttled>,
+    /// Seconds a token by run, and what was counted before.
+    times: Vec<f64>,
+    before: Counters,
+}
+
+pub struct Bench<'a> {
+    stream: &'a Stream,
+    routes: &'a Routes,
+    slots: usize,
+    /// Tokens of a run.
+    run: usize,
+    runners: Vec<Runner>,
+}
+
+impl<'a> Bench<'a> {
+    pub async fn new(
+        model: &ModelArgs,
+        slots: usize,
+        stream: &'a Stream,
+        routes: &'a Routes,
+        run: usize,
+        only: Option<&str>,
+    ) -> Result<Bench<'a>> {
+        let (small, large) = (model.with_slots(slots), model.with_slots(routes.shape.keys()));
+        let mut runners = Vec::new();
+        for mut config in configs(Settings::default()) {
+            let model = if config.everything { &large } else { &small };
+            let (mut engine, flash) = model.load_throttled().await?;
+            let (ends, settings) = (runners.is_empty() || config.everything, engine.scheduling());
+            config.settings = Settings { reads: settings.reads, singly: settings.singly, ..config.settings };
+            engine.set_pieces(config.pieces);
+            engine.set_scheduling(config.settings);
+            let before = engine.counters();
+            if ends || only.is_none_or(|name| config.name.contains(name)) {
+                runners.push(Runner { config, engine, flash, times: Vec::new(), before });
+            }
+        }
+        Ok(Bench { stream, routes, slots, run, runners })
+    }
+
+    pub async fn run(&mut self, slowness: f64, rounds: usize) -> Result<Vec<Row>> {
+        // Every pool is filled, and every extent checked, before anything is slow.
+        let warm = 2 * WARM_ROUNDS * self.run;
+        for runner in &mut self.runners {
+            runner.flash.set(None);
+            runner.decode(&self.stream.tokens[..warm]).await?;
+        }
+        let resident = self.runners.last_mut().expect("the last is always there");
+        let compute = resident.decode(&self.stream.tokens[..warm]).await?;
+        let bytes = resident.engine.pack().expert_bytes() as f64;
+        let shape = self.routes.shape;
+        let a_token = (shape.layers * shape.top_k) as f64;
+        let bandwidth = bytes * a_token / (slowness * compute);
+        let throttle = Throttle { bandwidth, latency: LATENCY * bytes / bandwidth, lanes: 2, ..Throttle::default() };
+        for runner in &mut self.runners {
+            runner.flash.set(Some(throttle));
+            runner.times.clear();
+            runner.before = runner.engine.counters();
+        }
+        for (i, tokens) in self.stream.tokens[warm..].chunks_exact(self.run).take(2 * rounds).enumerate() {
+            let mut order: Vec<&mut Runner> = self.runners.iter_mut().collect();
+            if i % 2 == 1 {
+                order.reverse();
+            }
+            for runner in order {
+                let time = runner.decode(tokens).await?;
+                runner.times.push(time);
+            }
+        }
+        let uses = (2 * rounds * self.run) as f64 * a_token;
+        let end = (warm + 2 * rounds * self.run) * a_token as usize;
+        let routes = Routes { shape, ids: self.routes.ids[..end].to_vec() };
+        let missed = misses(&routes, self.slots, Contender::Clairvoyant, warm) as f64 / uses;
+        Ok(self.rows(slowness, missed, missed * a_token * bytes / bandwidth))
+    }
+
+    fn rows(&self, slowness: f64, missed: f64, reading: f64) -> Vec<Row> {
+        let (first, last) = (&self.runners[0], &self.runners[self.runners.len() - 1]);
+        let bound = median(last.times.clone()).max(reading);
+        let row = |runner: &Runner| {
+            let pair = |times: &[f64]| times.iter().sum::<f64>();
+            let ratios: Vec<f64> =
+                first.times.chunks(2).zip(runner.times.chunks(2)).map(|(a, b)| pair(a) / pair(b)).collect();
+            let near: Vec<f64> =
+                last.times.chunks(2).zip(runner.times.chunks(2)).map(|(a, b)| pair(a) / pair(b)).collect();
+            let (now, before) = (runner.engine.counters(), runner.before);
+            let tokens = (now.tokens - before.tokens).max(1) as f64;
+            let (hits, missed_here) =
+                (now.experts.hits - before.experts.hits, now.experts.missed() - before.experts.missed());
+            let all = runner.config.everything;
+            Row {
+                name: runner.config.name,
+                backend: runner.engine.backend_info().kind.to_owned(),
+                pool: runner.engine.slots() as f64 / self.routes.shape.keys() as f64,
+                slots: runner.engine.slots(),
+                ratio: slowness,
+                speedup: median(ratios.clone()),
+                ci: interval(&ratios),
+                efficiency: if all { 1.0 } else { bound / median(runner.times.clone()) },
+                cap: (1.0 + slowness) / if all { 1.0 } else { (missed * slowness).max(1.0) },
+                hit: hits as f64 / (hits + missed_here).max(1) as f64,
+                demand_bytes: (now.demand_bytes - before.demand_bytes) as f64 / tokens,
+                speculative_bytes: (now.guess_bytes - before.guess_bytes) as f64 / tokens,
+                stall_bytes: 1e3 * (now.waits.flash - before.waits.flash) / tokens,
+                stall_roundtrip: 0.0,
+                readbacks: 0.0,
+                resident: median(near),
+            }
+        };
+        self.runners.iter().map(row).collect()
+    }
+}
+
+impl Runner {
+    /// Seconds a token.
+    async fn decode(&mut self, tokens: &[(u32, bool)]) -> Result<f64> {
+        let start = Instant::now();
+        for &(token, first) in tokens {
+            if first {
+                self.engine.reset()?;
+            }
+            self.engine.forward(&[token], Want::Last, None).await?;
+        }
+        Ok(start.elapsed().as_secs_f64() / tokens.len() as f64)
+    }
+}

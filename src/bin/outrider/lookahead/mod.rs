@@ -1,0 +1,160 @@
+//! `outrider lookahead`: what each part of Lookahead Expert Scheduling gains on flash as slow as a phone's, and how near
+//! it comes to what no policy can pass.
+
+mod measure;
+mod statistics;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use outrider::les::replay::Contender;
+use outrider::{Error, Result};
+use serde::Serialize;
+
+use crate::model::ModelArgs;
+use crate::{print, texts};
+use measure::Bench;
+
+/// Measure what reading ahead gains on slow flash
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Texts to run the model on, one JSON object a line: `text`, or its tokens as `ids`
+    #[arg(long, value_name = "FILE")]
+    text: PathBuf,
+    /// How slow flash is: reading all experts of a token takes so many times as long as computing it
+    #[arg(long, value_delimiter = ',', default_value = "2.5,6")]
+    slowness: Vec<f64>,
+    /// Slots in the pool
+    #[arg(long, value_delimiter = ',', default_value = "128,80")]
+    slots: Vec<usize>,
+    /// Rounds, in each of which every configuration runs twice, in both orders
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Tokens of one run
+    #[arg(long, default_value_t = 24)]
+    tokens: usize,
+    /// Only configurations whose names contain this, beside the first and the last
+    #[arg(long)]
+    only: Option<String>,
+    /// Compare pool policies by replaying the routing instead
+    #[arg(long)]
+    policies: bool,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    name: &'static str,
+    backend: String,
+    /// Part of all experts that has a slot.
+    pool: f64,
+    slots: usize,
+    /// Reading a token's experts ÷ computing it.
+    ratio: f64,
+    /// Against the first row, the median over rounds, and its 95 % interval.
+    speedup: f64,
+    ci: [f64; 2],
+    /// Of what the bound allows: the larger of computing, and reading what a clairvoyant pool would still read.
+    efficiency: f64,
+    /// Speed-up at the bound.
+    cap: f64,
+    hit: f64,
+    /// A token.
+    demand_bytes: f64,
+    speculative_bytes: f64,
+    /// Milliseconds a token waited for bytes, and for the router's choice to come back.
+    stall_bytes: f64,
+    stall_roundtrip: f64,
+    readbacks: f64,
+    /// Against every expert resident.
+    resident: f64,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    if args.rounds == 0 || args.tokens == 0 {
+        return Err(Error::Request("a measurement needs a round and a token".to_owned()));
+    }
+    pollster::block_on(args.run())
+}
+
+impl Args {
+    async fn run(self) -> Result<()> {
+        let model = self.model.on_cpu();
+        let mut resident = model.load().await?;
+        let texts = texts::read(&self.text, None, &resident).await?;
+        let wanted = self.tokens * 2 * (self.rounds + measure::WARM_ROUNDS);
+        let stream = measure::Stream::new(&texts, wanted, resident.context())?;
+        let routes = measure::routes(&mut resident, &stream).await?;
+        if self.policies {
+            return self.compare_policies(&routes, self.tokens * 2 * measure::WARM_ROUNDS);
+        }
+        let mut rows = Vec::new();
+        for &slots in &self.slots {
+            let mut bench = Bench::new(&model, slots, &stream, &routes, self.tokens, self.only.as_deref()).await?;
+            for &slowness in &self.slowness {
+                let found = bench.run(slowness, self.rounds).await?;
+                if !self.json {
+                    print::results(|out| found.iter().try_for_each(|row| write(out, row)))?;
+                }
+                rows.extend(found);
+            }
+        }
+        if self.json {
+            print::results(|out| writeln!(out, "{}", serde_json::json!({ "rows": rows })))?;
+        }
+        Ok(())
+    }
+
+    /// Hit rates by policy and pool.
+    fn compare_policies(&self, routes: &outrider::les::replay::Routes, from: usize) -> Result<()> {
+        const CONTENDERS: [(&str, Contender); 5] = [
+            ("LRU", Contender::Lru),
+            ("LFU", Contender::Lfu),
+            ("per-layer LRU", Contender::LayerLru),
+            ("used here", Contender::Lrfu),
+            ("clairvoyant", Contender::Clairvoyant),
+        ];
+        let shape = routes.shape;
+        let uses = ((routes.tokens() - from) * shape.layers * shape.top_k) as f64;
+        let part = |percent: usize| shape.keys() * percent / 100;
+        let small = shape.layers * (shape.top_k * 5).div_ceil(2);
+        let pools = [part(10), part(15), small, part(25), part(50)];
+        print::results(|out| {
+            writeln!(out, "| slots | {} |", CONTENDERS.map(|c| c.0).join(" | "))?;
+            writeln!(out, "|---:|{}", "---:|".repeat(CONTENDERS.len()))?;
+            for slots in pools.into_iter().filter(|slots| *slots >= shape.top_k) {
+                write!(out, "| {slots} ({:.0} %) |", 100.0 * slots as f64 / shape.keys() as f64)?;
+                for (_, contender) in CONTENDERS {
+                    let missed = outrider::les::replay::misses(routes, slots, contender, from);
+                    write!(out, " {:.1} % |", 100.0 * (1.0 - missed as f64 / uses))?;
+                }
+                writeln!(out)?;
+            }
+            Ok(())
+        })
+    }
+}
+
+fn write(out: &mut impl Write, row: &Row) -> std::io::Result<()> {
+    writeln!(
+        out,
+        "{:>4} slots r {:<4} {:<28} × {:>5.2} [{:.2}, {:.2}] of {:>5.2}  efficiency {:.2}  resident {:.2}  hit {:>5.1} %  {:>4.0} + {:>4.0} kB  waited {:.2} ms",
+        row.slots,
+        row.ratio,
+        row.name,
+        row.speedup,
+        row.ci[0],
+        row.ci[1],
+        row.cap,
+        row.efficiency,
+        row.resident,
+        100.0 * row.hit,
+        row.demand_bytes / 1000.0,
+        row.speculative_bytes / 1000.0,
+        row.stall_bytes,
+    )
+}
