@@ -17,7 +17,7 @@ use crate::backend::{Backend, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
-use crate::les::{Action, Counts, Event, Forecast, Key, Origin, Pool, Scheduler, Settings};
+use crate::les::{Action, Counts, Event, Forecast, Key, Origin, Pool, Scheduler, Settings, Shape};
 use crate::pack::Pack;
 
 /// Seconds without a single answer after which flash is taken for dead.
@@ -78,6 +78,10 @@ impl Experts {
             bytes: Bytecounts::default(),
             waits: Waits::default(),
         }
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.scheduler.shape()
     }
 
     pub fn pool(&self) -> &Pool {

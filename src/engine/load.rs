@@ -222,6 +222,7 @@ impl Engine {
             torn: false,
             stop: Stop::default(),
             pause: None,
+            recording: None,
             counters: Counters::default(),
             notices,
             pack,

@@ -8,6 +8,7 @@ mod load;
 mod resume;
 pub mod sampler;
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,7 @@ use futures_util::task::AtomicWaker;
 use crate::backend::{Backend, Info};
 use crate::clock;
 use crate::error::{Error, Result};
+use crate::les::trace::{self, Trace};
 use crate::les::{Counts, Forecast, Origin, Settings};
 use crate::model::plan::Plan;
 use crate::pack::Pack;
@@ -102,6 +104,13 @@ impl Counters {
     }
 }
 
+/// A trace being recorded.
+struct Recording {
+    trace: Trace,
+    /// Layers ahead whose forecasts are recorded.
+    depth: usize,
+}
+
 pub struct Engine {
     pack: Rc<Pack>,
     backend: Box<dyn Backend>,
@@ -115,6 +124,7 @@ pub struct Engine {
     torn: bool,
     stop: Stop,
     pause: Option<Pause>,
+    recording: Option<Recording>,
     counters: Counters,
     notices: Vec<String>,
 }
@@ -174,6 +184,17 @@ impl Engine {
     pub fn set_scheduling(&mut self, settings: Settings) {
         let reads = settings.reads.clamp(1, ledger::READS_IN_FLIGHT);
         self.experts.set_settings(Settings { reads, ..settings });
+    }
+
+    /// Records what passes go through from now on, with forecasts of so many layers ahead.
+    pub fn record(&mut self, depth: usize) {
+        let trace = Trace::new(self.experts.shape(), self.pack.expert_bytes());
+        self.recording = Some(Recording { trace, depth });
+    }
+
+    /// Ends a recording.
+    pub fn take_recording(&mut self) -> Option<Trace> {
+        self.recording.take().map(|recording| recording.trace)
     }
 
     /// Reads every expert in several reads, as layouts that keep its matrices apart have to. For comparison.
@@ -259,6 +280,9 @@ impl Engine {
             append(&mut probe.hidden, 0, embeddings);
         }
         self.experts.begin(tokens.len());
+        if let Some(recording) = &mut self.recording {
+            recording.trace.passes.push(trace::Pass { rows: tokens.len(), ..trace::Pass::default() });
+        }
         if self.backend.works_while_called() {
             self.foresee(Origin::Embedding).await?;
             self.experts.look_ahead(self.backend.as_mut()).await?;
@@ -271,8 +295,11 @@ impl Engine {
             self.stop.check()?;
             let origin = Origin::Layer(layer as u32);
             let start = clock::now();
-            let routing = self.backend.mix(layer, self.experts.wants(origin)).await?;
+            let routing = self.backend.mix(layer, self.ahead(origin)).await?;
             self.experts.waits.routing += clock::now() - start;
+            if let Some(pass) = self.recording.as_mut().and_then(|r| r.trace.passes.last_mut()) {
+                pass.ids.push(routing.ids.clone());
+            }
             if routing.top_k > 0 {
                 self.experts.routed(layer, &routing);
                 self.foresee(origin).await?;
@@ -291,12 +318,26 @@ impl Engine {
         Ok(())
     }
 
+    /// Layers to forecast from a state.
+    fn ahead(&self, origin: Origin) -> Range<usize> {
+        let wanted = self.experts.wants(origin);
+        match &self.recording {
+            Some(r) => wanted.start..(wanted.start + r.depth).min(self.plan().layers.len()).max(wanted.end),
+            None => wanted,
+        }
+    }
+
     /// Forecasts the layers to come from the residual as it is.
     async fn foresee(&mut self, origin: Origin) -> Result<()> {
-        let ahead = self.experts.wants(origin);
-        if !ahead.is_empty() {
-            let scores = self.backend.foresee(ahead.clone()).await?;
-            self.experts.predicted(origin, ahead.start, &scores);
+        let ahead = self.ahead(origin);
+        if ahead.is_empty() {
+            return Ok(());
+        }
+        let scores = self.backend.foresee(ahead.clone()).await?;
+        self.experts.predicted(origin, ahead.start, &scores);
+        if let Some(pass) = self.recording.as_mut().and_then(|r| r.trace.passes.last_mut()) {
+            let foreseen = (ahead.start as u32..).zip(scores);
+            pass.foreseen.extend(foreseen.map(|(layer, scores)| trace::Foreseen { origin, layer, scores }));
         }
         Ok(())
     }

@@ -6,10 +6,13 @@
 //! chosen is counted as the model runs, per target layer and distance, so a forecast is a calibrated likelihood from the
 //! first few tokens on, and reading ahead can be weighed against what would have to make room.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Key, Shape};
 
 /// What a forecast was made from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The token's embedding.
     Embedding,

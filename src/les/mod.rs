@@ -12,13 +12,18 @@
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
 //! - [`Scheduler`]: what to do next.
 //! - [`FlashModel`]: how long reads take.
-//! - [`replay`]: what other policies would have read.
+//! - [`trace`], [`replay`], [`simulate`]: what passes went through, what other policies would have read, and what the
+//!   scheduler would make of it on another machine.
+
+use serde::{Deserialize, Serialize};
 
 mod device;
 mod forecast;
 mod pool;
 pub mod replay;
 mod scheduler;
+pub mod simulate;
+pub mod trace;
 
 pub use device::{FlashModel, FlashSpeed};
 pub use forecast::{Forecast, Origin, Recall};
@@ -33,7 +38,7 @@ pub struct Key {
 }
 
 /// How many layers there are, how many experts in each, and how many of them a token chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Shape {
     pub layers: usize,
     /// Of the layer that has most.

@@ -187,6 +187,10 @@ impl Scheduler {
         }
     }
 
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -3,10 +3,11 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use outrider::engine::{Counters, Engine, Probe, Want};
+use outrider::engine::{Counters, Engine, Want};
 use outrider::flash::{Throttle, Throttled};
+use outrider::les::Settings;
 use outrider::les::replay::{Contender, Routes, misses};
-use outrider::les::{Settings, Shape};
+use outrider::les::trace::Trace;
 use outrider::{Error, Result};
 
 use super::Row;
@@ -38,21 +39,21 @@ impl Stream {
     }
 }
 
-/// What every token chooses.
-pub async fn routes(engine: &mut Engine, stream: &Stream) -> Result<Routes> {
-    let plan = engine.plan();
-    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
-    let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
-    let mut ids = Vec::new();
+/// What every token chooses, and what could have been foreseen of it.
+pub async fn record(engine: &mut Engine, stream: &Stream, depth: usize) -> Result<Trace> {
+    engine.record(depth);
     for &(token, first) in &stream.tokens {
         if first {
             engine.reset()?;
         }
-        let mut probe = Probe::default();
-        engine.forward(&[token], Want::Nothing, Some(&mut probe)).await?;
-        ids.extend(probe.ids.concat());
+        engine.forward(&[token], Want::Nothing, None).await?;
     }
-    Ok(Routes { shape, ids })
+    Ok(engine.take_recording().expect("it was begun above"))
+}
+
+/// The choices alone.
+pub fn routes(trace: &Trace) -> Routes {
+    Routes { shape: trace.shape, ids: trace.passes.iter().flat_map(|pass| pass.ids.concat()).collect() }
 }
 
 struct Config {

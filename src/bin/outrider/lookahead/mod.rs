@@ -2,6 +2,7 @@
 //! it comes to what no policy can pass.
 
 mod measure;
+mod simulate;
 mod statistics;
 
 use std::io::Write;
@@ -41,10 +42,16 @@ pub struct Args {
     /// Compare pool policies by replaying the routing instead
     #[arg(long)]
     policies: bool,
+    /// Compare settings in virtual time instead
+    #[arg(long)]
+    simulate: bool,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
 }
+
+/// Layers ahead that are recorded.
+const DEPTH: usize = 4;
 
 #[derive(Debug, Serialize)]
 struct Row {
@@ -88,7 +95,11 @@ impl Args {
         let texts = texts::read(&self.text, None, &resident).await?;
         let wanted = self.tokens * 2 * (self.rounds + measure::WARM_ROUNDS);
         let stream = measure::Stream::new(&texts, wanted, resident.context())?;
-        let routes = measure::routes(&mut resident, &stream).await?;
+        let trace = measure::record(&mut resident, &stream, DEPTH).await?;
+        let routes = measure::routes(&trace);
+        if self.simulate {
+            return simulate::compare(&trace, &self.slots, &self.slowness, self.tokens * 2 * measure::WARM_ROUNDS);
+        }
         if self.policies {
             return self.compare_policies(&routes, self.tokens * 2 * measure::WARM_ROUNDS);
         }

@@ -1,12 +1,14 @@
 //! `cargo xtask bench`: how fast the bundled model answers, natively and in Chromium, on both backends, with every
-//! expert resident and with a quarter of them; and how large what a page loads is.
+//! expert resident and with a quarter of them; and how large what a page loads is. `cargo xtask bench les`: see [`les`].
+
+mod les;
 
 use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -18,17 +20,28 @@ const MODEL: &str = "models/concierge";
 const RECORD: &str = "benches/README.md";
 const BUDGET_GZIPPED: usize = 2_000_000;
 
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Subject {
+    /// Replies, on every backend and in Chromium
+    Replies,
+    /// Reading experts ahead on slow flash
+    Les,
+}
+
 #[derive(Args)]
 pub struct Options {
+    /// What to measure
+    #[arg(value_enum, default_value = "replies")]
+    subject: Subject,
     /// Print one JSON object at the end instead of tables
     #[arg(long)]
     json: bool,
     /// Write the tables to benches/README.md too
     #[arg(long)]
     write: bool,
-    /// Rounds, in each of which every pool size is measured twice, in both orders
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
+    /// Rounds, in each of which everything is measured twice, in both orders [default: 3 of replies, 15 of les]
+    #[arg(long)]
+    rounds: Option<usize>,
 }
 
 /// What `outrider bench --json` and `tests/browser/bench.mjs` print.
@@ -55,13 +68,20 @@ struct Part {
 
 #[derive(Debug, Serialize)]
 struct Report {
-    cores: usize,
-    cpu: String,
+    machine: String,
     rows: Vec<Row>,
     sizes: Vec<Part>,
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<()> {
+    match options.subject {
+        Subject::Replies => replies(root, options),
+        Subject::Les => les::run(root, options),
+    }
+}
+
+fn replies(root: &Path, options: &Options) -> Result<()> {
+    let rounds = options.rounds.unwrap_or(3).to_string();
     let chromium = setup::chromium()?;
     let driver = setup::vulkan()?;
     web::build(root, Profile::Ship, web::Step::Page)?;
@@ -74,28 +94,24 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         say!("measuring the native {} backend", backend.to_uppercase());
         let mut native = Command::new(&cli);
         native.current_dir(root).args(["bench", MODEL, "--json", "--backend", backend]);
-        native.args(["--rounds", &options.rounds.to_string()]).envs(driver.iter().map(|d| ("VK_DRIVER_FILES", d)));
+        native.args(["--rounds", &rounds]).envs(driver.iter().map(|d| ("VK_DRIVER_FILES", d)));
         rows.extend(measure(ask(&mut native, &questions), &format!("native {backend}"))?);
     }
     for backend in ["cpu", "gpu"] {
         say!("measuring the {} backend in Chromium", backend.to_uppercase());
         let mut browser = Command::new("node");
         browser.current_dir(root).arg("tests/browser/bench.mjs").args(["--backend", backend]);
-        browser.args(["--rounds", &options.rounds.to_string()]).env("OUTRIDER_CHROMIUM", &chromium);
+        browser.args(["--rounds", &rounds]).env("OUTRIDER_CHROMIUM", &chromium);
         rows.extend(measure(ask(&mut browser, &questions), &format!("Chromium {backend}"))?);
     }
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let report = Report { cores, cpu: cpu_name(), rows, sizes: sizes(root)? };
+    let report = Report { machine: machine(), rows, sizes: sizes(root)? };
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
         println!("{}", tables(&report));
     }
     if options.write {
-        let path = root.join(RECORD);
-        std::fs::create_dir_all(path.parent().context("the record has a directory")?)?;
-        std::fs::write(&path, format!("{INTRODUCTION}{}", tables(&report)))?;
-        say!("wrote {RECORD}");
+        record(root, HEADING, &format!("{INTRODUCTION}{}", tables(&report)))?;
     }
     let page = report.sizes.last().map_or(0, |part| part.gzipped);
     if page >= BUDGET_GZIPPED {
@@ -158,15 +174,51 @@ fn gzipped(bytes: &[u8]) -> Result<usize> {
     Ok(encoder.finish()?.len())
 }
 
+/// Writes a section of the record, and leaves the others as they are.
+fn record(root: &Path, heading: &str, section: &str) -> Result<()> {
+    let path = root.join(RECORD);
+    let before = std::fs::read_to_string(&path).unwrap_or_default();
+    std::fs::write(&path, with_section(&before, heading, section)).with_context(|| format!("writing {RECORD}"))?;
+    say!("wrote {RECORD}");
+    Ok(())
+}
+
+/// A document with what follows a heading replaced, up to the next of its kind.
+fn with_section(document: &str, heading: &str, section: &str) -> String {
+    let (mut out, mut found, mut ours) = (String::new(), false, false);
+    for line in document.lines() {
+        ours = if line.starts_with("## ") { line == heading } else { ours };
+        if ours && line == heading {
+            found = true;
+            out += &format!("{heading}\n{}\n\n", section.trim_end());
+        } else if !ours {
+            out += line;
+            out.push('\n');
+        }
+    }
+    let out = out.trim_end();
+    if found {
+        format!("{out}\n")
+    } else {
+        format!("{out}\n\n{heading}\n{}\n", section.trim_end()).trim_start().to_owned()
+    }
+}
+
+/// What the figures were measured on.
+fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    format!("{cores} cores, {}", cpu_name())
+}
+
 fn cpu_name() -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ").map(|(_, name)| name));
     model.unwrap_or(std::env::consts::ARCH).to_string()
 }
 
-const INTRODUCTION: &str = "\
-# Measurements
+const HEADING: &str = "## Replies";
 
+const INTRODUCTION: &str = "
 Written by `cargo xtask bench --write`; `--json` prints the same as one object. Replies of the bundled model to the
 questions of `tests/data/concierge/replies.json`, greedy, one sequence at a time. The pool sizes take turns (in rounds,
 in both orders), so that what else the machine does hits both. A ratio is the median over pairs of runs, against every
@@ -177,7 +229,7 @@ GPU.
 ";
 
 fn tables(report: &Report) -> String {
-    let mut out = format!("{} cores, {}\n\n", report.cores, report.cpu);
+    let mut out = format!("{}\n\n", report.machine);
     out += "| | runs on | slots | prompt tokens/s | reply tokens/s | ratio | hits | read a token |\n";
     out += "|---|---|---:|---:|---:|---:|---:|---:|\n";
     for row in &report.rows {
@@ -195,4 +247,18 @@ fn tables(report: &Report) -> String {
         let _ = writeln!(out, "| {} | {} | {} |", part.name, part.bytes, part.gzipped);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sections_are_replaced_and_added() {
+        let document = "# Title\n\nWords.\n\n## One\nold\n\n## Two\nkept\n";
+        let one = with_section(document, "## One", "\nnew\n");
+        assert_eq!(one, "# Title\n\nWords.\n\n## One\n\nnew\n\n## Two\nkept\n");
+        assert_eq!(with_section(&one, "## One", "\nnew\n"), one);
+        assert_eq!(with_section("# Title\n", "## One", "new"), "# Title\n\n## One\nnew\n");
+    }
 }

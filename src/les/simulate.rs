@@ -1,0 +1,238 @@
+//! The scheduler in virtual time: the same decisions, carried out against a model of the machine instead of the machine.
+//!
+//! What is modelled is one host thread that computes, or waits for a device that does, and flash beside it. Events reach
+//! the scheduler when the engine would see them: between one thing it does and the next.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use serde::{Deserialize, Serialize};
+
+use super::trace::{Pass, Trace};
+use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Origin, Pool, Scheduler, Settings};
+
+/// A machine, in seconds and bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub flash: FlashSpeed,
+    /// One token through one layer up to its router.
+    pub mix: f64,
+    /// One expert applied to one token.
+    pub expert: f64,
+    /// The rest of a layer for one token.
+    pub finish: f64,
+    /// Logits of one token, and choosing the next.
+    pub head: f64,
+    /// One later layer's router applied to one token.
+    pub foresee: f64,
+    /// An expert's bytes into a slot.
+    pub upload: f64,
+    /// From the end of a computation until the host has its result.
+    pub readback: f64,
+}
+
+impl Machine {
+    /// Seconds of computation a token takes with every expert resident.
+    pub fn compute(&self, layers: usize, top_k: usize) -> f64 {
+        layers as f64 * (self.mix + self.readback + top_k as f64 * self.expert + self.finish) + self.head
+    }
+}
+
+/// What a run took.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Outcome {
+    pub tokens: u64,
+    pub seconds: f64,
+    /// Waiting for bytes, and for results to come back.
+    pub stall_bytes: f64,
+    pub stall_roundtrip: f64,
+    pub demand_bytes: u64,
+    pub speculative_bytes: u64,
+    pub hits: u64,
+    pub missed: u64,
+}
+
+impl Outcome {
+    pub fn since(&self, before: &Outcome) -> Outcome {
+        Outcome {
+            tokens: self.tokens - before.tokens,
+            seconds: self.seconds - before.seconds,
+            stall_bytes: self.stall_bytes - before.stall_bytes,
+            stall_roundtrip: self.stall_roundtrip - before.stall_roundtrip,
+            demand_bytes: self.demand_bytes - before.demand_bytes,
+            speculative_bytes: self.speculative_bytes - before.speculative_bytes,
+            hits: self.hits - before.hits,
+            missed: self.missed - before.missed,
+        }
+    }
+}
+
+/// A read under way; the one that ends first is the greatest.
+#[derive(Debug, PartialEq)]
+struct Read {
+    end: f64,
+    key: Key,
+}
+
+impl Eq for Read {}
+
+impl PartialOrd for Read {
+    fn partial_cmp(&self, other: &Read) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Read {
+    fn cmp(&self, other: &Read) -> Ordering {
+        other.end.total_cmp(&self.end).then_with(|| other.key.cmp(&self.key))
+    }
+}
+
+/// A scheduler and the time it has come to.
+pub struct Simulation {
+    machine: Machine,
+    flash: FlashModel,
+    scheduler: Scheduler,
+    expert_bytes: usize,
+    now: f64,
+    reads: BinaryHeap<Read>,
+    counted: Outcome,
+}
+
+impl Simulation {
+    pub fn new(trace: &Trace, slots: usize, settings: Settings, machine: Machine) -> Simulation {
+        Simulation {
+            machine,
+            flash: FlashModel::new(machine.flash),
+            scheduler: Scheduler::new(trace.shape, Pool::new(trace.shape, slots), settings),
+            expert_bytes: trace.expert_bytes,
+            now: 0.0,
+            reads: BinaryHeap::new(),
+            counted: Outcome::default(),
+        }
+    }
+
+    pub fn outcome(&self) -> Outcome {
+        let Counts { hits, .. } = self.scheduler.counts();
+        Outcome { seconds: self.now, hits, missed: self.scheduler.counts().missed(), ..self.counted }
+    }
+
+    /// Runs a pass. `decodes`: its last token gets logits.
+    pub fn pass(&mut self, pass: &Pass, decodes: bool) {
+        let rows = pass.rows as f64;
+        self.scheduler.on(Event::Begin { rows: pass.rows });
+        if self.machine.readback == 0.0 {
+            self.foresee(pass, Origin::Embedding, self.scheduler.wants(None));
+            self.act();
+        }
+        for (layer, ids) in (0..).zip(&pass.ids) {
+            let ahead = self.scheduler.wants(Some(layer));
+            self.now += rows * self.machine.mix + self.machine.readback;
+            self.counted.stall_roundtrip += self.machine.readback;
+            self.deliver();
+            self.scheduler.on(Event::Routed { layer, ids });
+            while let Some(Action::Read { key, demand }) = self.scheduler.next_read() {
+                self.read(key, demand);
+            }
+            self.foresee(pass, Origin::Layer(layer), ahead);
+            loop {
+                self.act();
+                if self.scheduler.layer_done() {
+                    break;
+                }
+                let end = self.reads.peek().expect("the scheduler waits for a read").end;
+                self.counted.stall_bytes += (end - self.now).max(0.0);
+                self.now = self.now.max(end);
+            }
+            self.now += rows * self.machine.finish;
+        }
+        self.now += if decodes { self.machine.head + self.machine.readback } else { 0.0 };
+        self.counted.tokens += pass.rows as u64;
+    }
+
+    fn foresee(&mut self, pass: &Pass, origin: Origin, ahead: std::ops::Range<u32>) {
+        for guess in pass.foreseen.iter().filter(|g| g.origin == origin && ahead.contains(&g.layer)) {
+            self.now += pass.rows as f64 * self.machine.foresee;
+            self.scheduler.on(Event::Predicted { origin, layer: guess.layer, scores: &guess.scores });
+        }
+    }
+
+    fn deliver(&mut self) {
+        while let Some(read) = self.reads.peek().filter(|read| read.end <= self.now) {
+            let key = read.key;
+            self.reads.pop();
+            self.scheduler.on(Event::Arrived { key });
+        }
+    }
+
+    fn read(&mut self, key: Key, demand: bool) {
+        let bytes = self.expert_bytes as u64;
+        *(if demand { &mut self.counted.demand_bytes } else { &mut self.counted.speculative_bytes }) += bytes;
+        self.reads.push(Read { end: self.flash.read(self.now, self.expert_bytes), key });
+    }
+
+    /// Does what there is to do.
+    fn act(&mut self) {
+        loop {
+            self.deliver();
+            match self.scheduler.next_action() {
+                Some(Action::Read { key, demand }) => self.read(key, demand),
+                // A read that was asked for is on its way: the model has no queue to take it out of.
+                Some(Action::Cancel { .. } | Action::Drop { .. }) => {}
+                Some(Action::Upload { .. }) => self.now += self.machine.upload,
+                Some(Action::Run { items }) => self.now += items.len() as f64 * self.machine.expert,
+                Some(Action::Lost { .. }) => unreachable!("no read fails here"),
+                None => return,
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::les::Shape;
+
+    const SHAPE: Shape = Shape { layers: 2, experts: 4, top_k: 1 };
+
+    fn machine() -> Machine {
+        let flash = FlashSpeed { bandwidth: 100.0, latency: 0.0, lanes: 1 };
+        Machine { flash, mix: 1.0, expert: 1.0, finish: 1.0, head: 1.0, foresee: 0.0, upload: 0.0, readback: 0.0 }
+    }
+
+    fn trace(foreseen: bool) -> Trace {
+        // Token by token other experts, so that nothing is there already.
+        let pass = |token: u32| {
+            let expert = token % 4;
+            let scores = (0..4).map(|e| if e == expert { 9.0 } else { 0.1 * e as f32 }).collect();
+            let guess = Foreseen { origin: Origin::Layer(0), layer: 1, scores };
+            Pass { rows: 1, ids: vec![vec![expert]; 2], foreseen: if foreseen { vec![guess] } else { vec![] } }
+        };
+        Trace { passes: (0..40).map(pass).collect(), ..Trace::new(SHAPE, 100) }
+    }
+
+    fn seconds(trace: &Trace, slots: usize, settings: Settings) -> f64 {
+        let mut simulation = Simulation::new(trace, slots, settings, machine());
+        for pass in &trace.passes[..36] {
+            simulation.pass(pass, true);
+        }
+        let before = simulation.outcome();
+        for pass in &trace.passes[36..] {
+            simulation.pass(pass, true);
+        }
+        simulation.outcome().since(&before).seconds / 4.0
+    }
+
+    use crate::les::trace::Foreseen;
+
+    #[test]
+    fn reads_hide_behind_computation_when_foreseen() {
+        let settings = Settings { reads: 2, ..Settings::default() };
+        // 7 to compute; without a forecast each of two layers waits for its read of 1.
+        assert_eq!(seconds(&trace(false), 8, settings), 7.0);
+        assert_eq!(seconds(&trace(false), 2, settings), 9.0);
+        assert_eq!(seconds(&trace(true), 2, settings), 8.0);
+        assert_eq!(machine().compute(2, 1), 7.0);
+    }
+}
