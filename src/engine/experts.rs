@@ -17,7 +17,7 @@ use crate::backend::{Backend, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
-use crate::les::{Action, Counts, Event, Forecast, Key, Origin, Pool, Scheduler, Settings, Shape};
+use crate::les::{Action, Counts, Event, Forecast, Key, Load, Origin, Pool, Scheduler, Settings, Shape};
 use crate::pack::Pack;
 
 /// Seconds without a single answer after which flash is taken for dead.
@@ -36,8 +36,6 @@ pub struct Waits {
     pub flash: f64,
     /// The host waited for a layer's routing; with a CPU backend that is its computation.
     pub routing: f64,
-    /// Flash had something to read that a layer waited for.
-    pub demand: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -60,6 +58,7 @@ pub(super) struct Experts {
     error: Option<Error>,
     /// Reads an expert is split into: 1, but for comparison.
     pieces: usize,
+    load: Load,
     pub bytes: Bytecounts,
     pub waits: Waits,
 }
@@ -75,6 +74,7 @@ impl Experts {
             passing: false,
             error: None,
             pieces: 1,
+            load: Load::default(),
             bytes: Bytecounts::default(),
             waits: Waits::default(),
         }
@@ -123,6 +123,7 @@ impl Experts {
             self.abandon();
         }
         self.scheduler.on(Event::Begin { rows });
+        self.scheduler.on(Event::Flash { busy: self.load.share(clock::now(), self.waits.flash) });
         self.error = None;
     }
 

@@ -50,6 +50,29 @@ impl FlashModel {
     }
 }
 
+/// The share of the time that was spent waiting, of late.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Load {
+    time: f64,
+    waited: f64,
+    share: f64,
+}
+
+impl Load {
+    /// What a new pass counts for.
+    const WEIGHT: f64 = 0.1;
+
+    /// Takes in the time and what has been waited altogether; to be asked once a pass.
+    pub fn share(&mut self, time: f64, waited: f64) -> f64 {
+        let (passed, spent) = (time - self.time, waited - self.waited);
+        if passed > 0.0 {
+            self.share += Self::WEIGHT * ((spent / passed).clamp(0.0, 1.0) - self.share);
+        }
+        (self.time, self.waited) = (time, waited);
+        self.share
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -25,7 +25,7 @@ mod scheduler;
 pub mod simulate;
 pub mod trace;
 
-pub use device::{FlashModel, FlashSpeed};
+pub use device::{FlashModel, FlashSpeed, Load};
 pub use forecast::{Forecast, Origin, Recall};
 pub use pool::{Policy, Pool};
 pub use scheduler::{Action, Counts, Event, Scheduler, Settings};

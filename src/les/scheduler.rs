@@ -39,7 +39,7 @@ impl Default for Settings {
             guesses: 2,
             lanes: 2,
             depth: 2,
-            least_chance: 0.2,
+            least_chance: 0.3,
             ready_first: true,
             keep: true,
             singly: false,
@@ -61,7 +61,7 @@ pub enum Event<'a> {
     Failed { key: Key },
     /// A read was not begun, having been cancelled.
     Cancelled { key: Key },
-    /// The share of the time that flash has been busy with reads that were waited for, of late.
+    /// The share of the time that layers have waited for flash, of late.
     Flash { busy: f64 },
 }
 
@@ -132,6 +132,10 @@ struct Work {
 }
 
 const NONE: u16 = u16::MAX;
+
+/// The share of the time waited for flash from which guesses are read one at a time. In virtual time, over a range of
+/// flash speeds, two at a time are faster below it and slower above.
+const SATURATED: f64 = 0.35;
 
 #[derive(Debug)]
 pub struct Scheduler {
@@ -505,7 +509,9 @@ impl Scheduler {
     }
 
     fn read_guess(&mut self) -> Option<Action> {
-        if !self.has_room() || self.is_waiting() || self.reading.len() >= self.settings.guesses || !self.settings.keep {
+        // Where flash is what limits, every guess under way delays what is waited for next.
+        let most = if self.busy > SATURATED { self.settings.guesses.min(1) } else { self.settings.guesses };
+        if !self.has_room() || self.is_waiting() || self.reading.len() >= most || !self.settings.keep {
             return None;
         }
         let from = self.layer.map_or(0, |layer| layer + 1);
@@ -528,9 +534,7 @@ impl Scheduler {
         };
         let (expert, chance) = chances.filter(absent).max_by(|a, b| a.1.total_cmp(b.1))?;
         let (key, chance) = (Key { layer, expert: expert as u32 }, f64::from(*chance));
-        // A wrong guess delays what is waited for as often as flash is busy with such.
-        let least = self.settings.least_chance.max(self.busy / (1.0 + self.busy));
-        (chance >= least && self.place(key, chance).is_some()).then_some(key)
+        (chance >= self.settings.least_chance && self.place(key, chance).is_some()).then_some(key)
     }
 }
 

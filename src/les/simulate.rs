@@ -9,7 +9,7 @@ use std::collections::BinaryHeap;
 use serde::{Deserialize, Serialize};
 
 use super::trace::{Pass, Trace};
-use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Origin, Pool, Scheduler, Settings};
+use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Load, Origin, Pool, Scheduler, Settings};
 
 /// A machine, in seconds and bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -98,6 +98,7 @@ pub struct Simulation {
     now: f64,
     reads: BinaryHeap<Read>,
     counted: Outcome,
+    load: Load,
 }
 
 impl Simulation {
@@ -110,6 +111,7 @@ impl Simulation {
             now: 0.0,
             reads: BinaryHeap::new(),
             counted: Outcome::default(),
+            load: Load::default(),
         }
     }
 
@@ -122,6 +124,7 @@ impl Simulation {
     pub fn pass(&mut self, pass: &Pass, decodes: bool) {
         let rows = pass.rows as f64;
         self.scheduler.on(Event::Begin { rows: pass.rows });
+        self.scheduler.on(Event::Flash { busy: self.load.share(self.now, self.counted.stall_bytes) });
         if self.machine.readback == 0.0 {
             self.foresee(pass, Origin::Embedding, self.scheduler.wants(None));
             self.act();

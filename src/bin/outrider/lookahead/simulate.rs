@@ -74,8 +74,8 @@ fn variants() -> Vec<(String, Settings)> {
         ("no overlap".to_owned(), Settings { guesses: 0, ready_first: false, ..look }),
         ("overlap".to_owned(), Settings { guesses: 0, ..look }),
     ];
-    for depth in 1..=4 {
-        for least_chance in [0.1, 0.3, 0.5, 0.7] {
+    for depth in [1, 2, 3] {
+        for least_chance in [0.1, 0.3, 0.5] {
             for guesses in [1, 2] {
                 let name = format!("depth {depth}, from {least_chance}, {guesses} at once");
                 all.push((name, Settings { depth, least_chance, guesses, ..look }));
