@@ -6,10 +6,13 @@ import type { LoadArgs } from './load-args.js';
 import { type Context, serve } from './serve.js';
 import { Server } from './server.js';
 import type { ChatCompletionRequest, Progress, Stats } from './types.js';
-import init, { WebEngine, install, onPanic } from './wasm/outrider.js';
+import { Use } from './use.js';
+import init, { WebEngine, type WebInstallation, install, onPanic } from './wasm/outrider.js';
 
 let files: Files | undefined;
 let engine: WebEngine | undefined;
+/** What the user should know about how the model came here. */
+let notices: string[] = [];
 /** The reply being generated, and those to come. */
 let running: number | undefined;
 const queued = new Set<number>();
@@ -45,20 +48,29 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
   // What the model will need is judged by the backend it will run on.
   const backend = args.backend === 'auto' ? ((await hasAdapter()) ? 'gpu' : 'cpu') : args.backend;
   const options = { budget: args.budget, context: args.context, f16: args.f16 };
+  const inUse = new Use(`outrider-use-${args.directory}`);
   const bring = () =>
     exclusively(`outrider-install-${args.directory}`, async () => {
-      await install(store, new Server(args.address), JSON.stringify({ ...options, backend }), progress);
-      await store.seal();
+      const alone = await inUse.claim();
+      try {
+        const server = new Server(args.address);
+        return await install(store, server, JSON.stringify({ ...options, backend }), args.update, alone, progress);
+      } finally {
+        await store.seal();
+        // Before another tab may install: it must not think that it is alone.
+        await inUse.share();
+      }
     });
-  const start = () => WebEngine.load(store, JSON.stringify({ ...options, backend: args.backend }), progress, pause);
-  await bring();
+  const start = (installed: WebInstallation) => {
+    notices = installed.notice === undefined ? [] : [installed.notice];
+    return WebEngine.load(store, installed, JSON.stringify({ ...options, backend: args.backend }), progress, pause);
+  };
   try {
-    engine = await start();
+    engine = await start(await bring());
   } catch (error) {
     if (!DAMAGED.includes((error as OutriderError).code)) throw error;
     // The installation has been marked as one to check: what is wrong in it is fetched again.
-    await bring();
-    engine = await start();
+    engine = await start(await bring());
   }
 }
 
@@ -84,9 +96,9 @@ function pause(): Promise<void> {
 }
 
 /** One tab installs at a time; the others find the model in place. */
-function exclusively(name: string, act: () => Promise<void>): Promise<void> {
+function exclusively<T>(name: string, act: () => Promise<T>): Promise<T> {
   if (!navigator.locks) return act();
-  return navigator.locks.request(name, act) as Promise<void>;
+  return navigator.locks.request(name, act) as Promise<T>;
 }
 
 function throttle(emit: (progress: Progress) => void): (phase: Progress['phase'], done: number, total: number) => void {
@@ -122,7 +134,8 @@ function abort(id: number): void {
 }
 
 function stats(): Stats {
-  return JSON.parse(ready().stats()) as Stats;
+  const stats = JSON.parse(ready().stats()) as Stats;
+  return { ...stats, notices: [...stats.notices, ...notices] };
 }
 
 async function dispose(): Promise<void> {

@@ -154,7 +154,7 @@ function startWorker(url: string | URL | undefined): Worker {
 }
 
 async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
-  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile } = options;
+  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile, update = 'auto' } = options;
   if (!['auto', 'gpu', 'cpu'].includes(backend)) {
     throw fail('request', `the backend \`${backend}\` is not one of auto, gpu, cpu`);
   }
@@ -167,6 +167,9 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   if (profile !== undefined && profile !== 'safari') {
     throw fail('request', `the profile \`${profile}\` is not \`safari\``);
   }
+  if (!['auto', 'never'].includes(update)) {
+    throw fail('request', `update is \`${update}\`, neither \`auto\` nor \`never\``);
+  }
   const address = addressOf(model);
   return {
     address,
@@ -175,6 +178,7 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
     backend,
     context: context ?? null,
     f16: f16 && profile !== 'safari',
+    update: update === 'auto',
     exclusive: profile === 'safari',
   };
 }

@@ -6,6 +6,8 @@ export interface LoadArgs {
   backend: 'auto' | 'gpu' | 'cpu';
   context: number | null;
   f16: boolean;
+  /** Bring what has changed on the server. */
+  update: boolean;
   /** Open files as exclusively as Safari does. */
   exclusive: boolean;
 }

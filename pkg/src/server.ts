@@ -7,19 +7,40 @@ import { fileAddress } from './location.js';
 const PIECE = 1 << 20;
 /** How long to wait for a piece to fill up: on a slow line progress is to be seen, too. */
 const PIECE_MS = 250;
+/** How long an answer, and then its content, may take that is not waited for. */
+const PEEK_MS = 3000;
+const PEEK_BODY_MS = 10_000;
 
 export class Server {
   constructor(readonly address: string) {}
 
   /** Bytes `start .. end` of a file, or all of it. */
   async get(file: string, start?: number, end?: number): Promise<Body> {
-    const url = fileAddress(this.address, file);
     const control = new AbortController();
     const range: HeadersInit = start === undefined ? {} : { Range: `bytes=${start}-${end! - 1}` };
+    // The bytes are stored once, in the file system; a copy in the HTTP cache would double them, and keep wrong ones.
+    return this.#ask(file, { headers: range, cache: 'no-store' }, control, start, end);
+  }
+
+  /**
+   * All of a file, or an error soon. The browser asks by the tag of what it has in its cache, so that an unchanged file
+   * costs no more than the answer that it is; `anew` goes past the cache. Asking by headers of our own would need leave
+   * from servers of another origin.
+   */
+  async peek(file: string, anew: boolean): Promise<Body> {
+    const control = new AbortController();
+    const stop = () => control.abort(new Error('the server takes too long'));
+    let timer = setTimeout(stop, PEEK_MS);
+    const body = await this.#ask(file, { cache: anew ? 'reload' : 'no-cache' }, control).finally(() => clearTimeout(timer));
+    timer = setTimeout(stop, PEEK_BODY_MS);
+    return body;
+  }
+
+  async #ask(file: string, init: RequestInit, control: AbortController, start?: number, end?: number): Promise<Body> {
+    const url = fileAddress(this.address, file);
     let response: Response;
     try {
-      // The bytes are stored once, in the file system; a copy in the HTTP cache would double them, and keep wrong ones.
-      response = await fetch(url, { headers: range, cache: 'no-store', signal: control.signal });
+      response = await fetch(url, { ...init, signal: control.signal });
     } catch (error) {
       throw unreachable(url, error);
     }
@@ -46,6 +67,8 @@ export class Server {
 }
 
 export class Body {
+  /** What the server calls this version of the file. Servers of another origin have to allow that it is read. */
+  readonly tag: string | undefined;
   readonly #url: string;
   readonly #reader: ReadableStreamDefaultReader<Uint8Array> | undefined;
   readonly #control: AbortController;
@@ -56,6 +79,7 @@ export class Body {
 
   constructor(url: string, response: Response, control: AbortController, skip: number, length: number) {
     this.#url = url;
+    this.tag = response.headers.get('ETag') ?? response.headers.get('Last-Modified') ?? undefined;
     this.#reader = response.body?.getReader();
     this.#control = control;
     this.#skip = skip;

@@ -19,6 +19,12 @@ export interface EngineOptions {
    * f16. For trying that path where no iPhone is at hand; everything else the runtime uses, Safari has.
    */
   profile?: 'safari';
+  /**
+   * What to do about a model that is in the browser's storage and has changed at its address. `'auto'` (the default) asks
+   * the server, fetches what differs, and goes on with what is there when that fails, with a notice; without a network it
+   * goes on at once. `'never'` does not ask.
+   */
+  update?: 'auto' | 'never';
   /** Stops loading; what was downloaded is kept for the next attempt. */
   signal?: AbortSignal | null | undefined;
   onProgress?: (progress: Progress) => void;

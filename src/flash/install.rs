@@ -1,38 +1,40 @@
 //! Brings a pack from a server into a local store, extent by extent, so that an installation cut at any byte resumes
 //! where it was and repairs only what is wrong.
 //!
-//! The marker [`MARKER`] is written last and names every file with its size; a store that holds it, and files of those
-//! sizes, is complete and is used without any request. Without it, whatever lies in the store is checked against the
-//! hashes of the manifest before it is kept.
+//! A marker is written last and names every file with its size; a store that holds it, and files of those sizes, is
+//! complete and is used as it is. Without it, whatever lies in the store is checked against the hashes of the manifest
+//! before it is kept.
+//!
+//! When the pack on the server has changed, files that differ are put together beside the ones in use, from what is there
+//! already and from what is fetched; the next marker makes them the ones in use. Until then nothing of the pack that is
+//! complete is touched.
 
 mod check;
+mod marker;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use futures_util::future::{LocalBoxFuture, join};
-use futures_util::stream::{self, StreamExt, TryStreamExt};
-use serde::{Deserialize, Serialize};
+use futures_util::future::LocalBoxFuture;
 
-use self::check::{Check, check_file};
+pub use self::marker::{Installation, Installed, MARKERS};
+use self::transfer::{Install, copies};
 use super::{Bytes, Flash};
 use crate::error::{Error, Result};
 
 /// What [`ensure`] downloads first, and writes when everything else is in place.
 pub const MANIFEST: &str = "manifest.json";
-/// Says that an installation is complete.
-pub const MARKER: &str = "installed.json";
 
 /// Largest manifest accepted, so that a wrong address cannot fill the memory.
 const MANIFEST_MAX: u64 = 256 << 20;
-/// Longest range asked for at once: a failed one costs at most this much.
-const RUN: u64 = 64 << 20;
-/// Ranges downloaded at once.
-const LANES: usize = 3;
 /// Times in a row a connection may break without having delivered a byte.
 const ATTEMPTS: u32 = 4;
+/// Times a pack may change on the server while it is installed.
+const ROUNDS: u32 = 3;
 
 /// A stretch of a file and its BLAKE3 hash.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,6 +59,10 @@ pub trait Source {
     /// wrong must not be wrong again.
     fn get<'a>(&'a self, file: &'a str, range: Option<Range<u64>>) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>>;
 
+    /// Asks for a whole file without waiting long. Caches on the way may answer if the server says that what they hold is
+    /// what it has; `anew`, they may not.
+    fn peek<'a>(&'a self, file: &'a str, anew: bool) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>>;
+
     /// Waits before the `attempt`-th repetition of a request, counted from 1.
     fn pause(&self, attempt: u32) -> LocalBoxFuture<'_, ()>;
 }
@@ -65,6 +71,9 @@ pub trait Source {
 pub trait Body {
     /// The next bytes, never none of them; `None` at the end.
     fn next(&mut self) -> LocalBoxFuture<'_, Result<Option<Bytes>>>;
+
+    /// What the server calls this version of the file, where that is known: another tag is another content.
+    fn tag(&self) -> Option<String>;
 }
 
 /// Where a pack is kept. [`Flash::size`] of a file that is not there is [`Error::NotFound`].
@@ -109,18 +118,29 @@ pub trait Observer {
     fn aborted(&self) -> bool;
 }
 
-#[derive(Debug, Serialize, Deserialize, PartialEq)]
-struct Marker {
-    version: u32,
-    /// BLAKE3 of the manifest.
-    manifest: String,
-    files: Vec<(String, u64)>,
+/// What [`ensure`] may do about a complete installation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Policy {
+    /// Ask the server whether the pack has changed, and if so bring the new one.
+    pub update: bool,
+    /// Nobody else uses the store, so that what is no longer of use may be deleted.
+    pub alone: bool,
 }
 
-const MARKER_VERSION: u32 = 1;
+#[derive(Debug)]
+pub struct Outcome {
+    pub installation: Installation,
+    /// What the user should know: why a pack that has changed is not the one that is used.
+    pub notice: Option<String>,
+}
+
+/// Turns a manifest into the files it names.
+type Describe<'a> = dyn Fn(&[u8]) -> Result<Vec<File>> + 'a;
 
 /// Sees to it that the store holds the whole pack. `describe` turns a manifest into the files it names and refuses one
 /// that is not valid, not supported or not wanted; it is called before anything else is downloaded.
+///
+/// A complete installation stays usable whatever happens to its update.
 ///
 /// # Errors
 /// Those of `describe` and the store; [`Error::Http`] and [`Error::Network`] for what the server did;
@@ -129,46 +149,189 @@ const MARKER_VERSION: u32 = 1;
 pub async fn ensure(
     source: &dyn Source,
     store: &dyn Store,
-    describe: &dyn Fn(&[u8]) -> Result<Vec<File>>,
+    describe: &Describe<'_>,
     observer: &dyn Observer,
-) -> Result<()> {
-    if let Some(manifest) = complete(store).await? {
+    policy: Policy,
+) -> Result<Outcome> {
+    let job = Job { source, store, describe, observer, policy };
+    let held = Installation::latest(store).await?;
+    if let Some(held) = &held
+        && let Some(manifest) = held.complete(store).await?
+    {
         match describe(&manifest) {
-            Ok(_) => return Ok(()),
+            Ok(files) if policy.update => return job.renew(held, &files).await,
+            Ok(_) => return Ok(Outcome { installation: held.clone(), notice: None }),
             // Installed by a build that read another version: only the server can help.
             Err(Error::Version { .. } | Error::Format { .. }) => {}
             Err(other) => return Err(other),
         }
     }
-    let manifest = get_manifest(source).await?;
-    let files = describe(&manifest)?;
-    files.iter().try_for_each(check_shape)?;
-    let job = Install { source, store, observer, total: files.iter().map(|f| f.size).sum(), done: Cell::new(0) };
-    store.remove(MARKER).await?;
-    match job.run(&files).await {
-        // Browsers do not tell how much is missing; at least what is not there yet is.
-        Err(Error::Quota { needed }) => {
-            let absent = job.total - job.held(&files).await.unwrap_or(0);
-            // Files that have their length and not yet all of their bytes hide what is missing.
-            let absent = if absent == 0 { job.total } else { absent };
-            return Err(Error::Quota { needed: needed.max(absent) });
-        }
-        other => other?,
+    // Files that are written in place have their length before they have their bytes.
+    if let Some(held) = &held {
+        held.distrust(store).await?;
     }
-    put(store, MANIFEST, &manifest).await?;
-    let marker = Marker {
-        version: MARKER_VERSION,
-        manifest: blake3::hash(&manifest).to_hex().to_string(),
-        files: files.iter().map(|f| (f.name.clone(), f.size)).collect(),
+    let held = Installation::latest(store).await?;
+    let mut manifest = match get_whole(source.peek(MANIFEST, false)).await {
+        Err(_) => get_manifest(source).await?,
+        Ok(manifest) => manifest,
     };
-    let marker = serde_json::to_vec(&marker).map_err(|e| Error::format("installation marker", e))?;
-    put(store, MARKER, &marker).await
+    if let Err(Error::Format { .. }) = describe(&manifest) {
+        // A cache on the way may have gone bad.
+        manifest = get_manifest(source).await?;
+    }
+    let installation = job.bring(manifest, held.as_ref(), None).await?;
+    Ok(Outcome { installation, notice: None })
+}
+
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    source: &'a dyn Source,
+    store: &'a dyn Store,
+    describe: &'a Describe<'a>,
+    observer: &'a dyn Observer,
+    policy: Policy,
+}
+
+impl Job<'_> {
+    /// Brings the pack that the server has now, if it is another than the one held.
+    async fn renew(&self, held: &Installation, files: &[File]) -> Result<Outcome> {
+        let stay = |notice| Ok(Outcome { installation: held.clone(), notice });
+        // Without a network, or with a server that is gone or slow, there is nothing to be told.
+        let Ok(manifest) = get_whole(self.source.peek(MANIFEST, false)).await else { return stay(None) };
+        if marker::hash(&manifest) == held.manifest {
+            self.sweep(|name| held.owns(name)).await;
+            return stay(None);
+        }
+        let Ok(manifest) = get_whole(self.source.peek(MANIFEST, true)).await else { return stay(None) };
+        if marker::hash(&manifest) == held.manifest {
+            return stay(None);
+        }
+        match self.bring(manifest, Some(held), Some(files)).await {
+            Ok(installation) => Ok(Outcome { installation, notice: None }),
+            Err(Error::Aborted) => Err(Error::Aborted),
+            Err(error) => stay(Some(format!(
+                "the model has changed on the server, and the new one could not be installed: {error}. \
+                 The one from before is used"
+            ))),
+        }
+    }
+
+    /// Installs the pack of a manifest, and if that changes on the way, the one that it has become. With the files of a
+    /// complete installation, `base`, beside that; else in place.
+    async fn bring(
+        &self,
+        mut manifest: Vec<u8>,
+        held: Option<&Installation>,
+        base: Option<&[File]>,
+    ) -> Result<Installation> {
+        let mut heed_tags = true;
+        let mut round = 0;
+        loop {
+            let files = (self.describe)(&manifest)?;
+            files.iter().try_for_each(check_shape)?;
+            let stored = places(&manifest, &files, held, base);
+            let next = Installation::new(held, &manifest, &files, stored);
+            let install = Install {
+                source: self.source,
+                store: self.store,
+                observer: self.observer,
+                next: &next,
+                total: files.iter().map(|f| f.size).sum(),
+                done: Cell::new(0),
+                tags: heed_tags.then(RefCell::default),
+                moved: Cell::new(false),
+            };
+            let outcome = match (base, held) {
+                (Some(base), Some(held)) => {
+                    self.sweep(|name| held.owns(name) || next.owns(name)).await;
+                    // What is kept under the same name is the same.
+                    let changed: Vec<&File> = files.iter().filter(|f| !held.owns(next.place(&f.name))).collect();
+                    install.run(&changed, &copies(base, held)).await
+                }
+                _ => {
+                    for name in self.store.list().await? {
+                        if !MARKERS.contains(&name.as_str()) && !next.owns(&name) {
+                            self.store.remove(&name).await?;
+                        }
+                    }
+                    install.run(&files.iter().collect::<Vec<_>>(), &HashMap::new()).await
+                }
+            };
+            let Err(error) = outcome else {
+                put(self.store, next.place(MANIFEST), &manifest).await?;
+                next.write(self.store).await?;
+                if base.is_some() {
+                    self.sweep(|name| next.owns(name)).await;
+                }
+                return Ok(next);
+            };
+            round += 1;
+            if round > ROUNDS || !(install.moved.get() || is_mismatch(&error)) {
+                return Err(error);
+            }
+            // What does not fit this manifest may fit the one that the server has now.
+            match get_whole(self.source.peek(MANIFEST, true)).await {
+                Ok(now) if now != manifest => manifest = now,
+                // Some servers have several tags for the same content.
+                Ok(_) if install.moved.get() => heed_tags = false,
+                _ => return Err(error),
+            }
+        }
+    }
+
+    /// Deletes what `keep` does not name. What cannot be deleted now will be another time.
+    async fn sweep(&self, keep: impl Fn(&str) -> bool) {
+        if !self.policy.alone {
+            return;
+        }
+        for name in self.store.list().await.unwrap_or_default() {
+            if !MARKERS.contains(&name.as_str()) && !keep(&name) {
+                let _ = self.store.remove(&name).await;
+            }
+        }
+    }
+}
+
+/// Where the files of a pack are put. Beside a complete installation, those that are in it stay where they are, and the
+/// others get a name that says what will be in them, so that an update that was cut short is gone on with.
+fn places(
+    manifest: &[u8],
+    files: &[File],
+    held: Option<&Installation>,
+    base: Option<&[File]>,
+) -> BTreeMap<String, String> {
+    let same = |name: &str| held.map_or(name, |h| h.place(name)).to_owned();
+    let other = |name: &str, hash: &str| format!("{name}.{}", &hash[..16]);
+    let mut stored: BTreeMap<String, String> = files
+        .iter()
+        .map(|file| {
+            let place = match base {
+                Some(base) if !base.contains(file) => other(&file.name, &describe_hash(file)),
+                _ => same(&file.name),
+            };
+            (file.name.clone(), place)
+        })
+        .collect();
+    let manifest = if base.is_some() { other(MANIFEST, &marker::hash(manifest)) } else { same(MANIFEST) };
+    stored.insert(MANIFEST.to_owned(), manifest);
+    stored.retain(|name, place| name != place);
+    stored
+}
+
+/// A hash of everything that a manifest says about a file.
+fn describe_hash(file: &File) -> String {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&file.size.to_le_bytes());
+    for extent in &file.extents {
+        hasher.update(&extent.offset.to_le_bytes()).update(&extent.len.to_le_bytes()).update(&extent.hash);
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 /// Refuses what the rest of this file could not work with.
 fn check_shape(file: &File) -> Result<()> {
     let refuse = |why| Err(Error::format("manifest", format!("file `{}` {why}", file.name)));
-    if file.name.is_empty() || file.name == MANIFEST || file.name == MARKER {
+    if file.name.is_empty() || file.name == MANIFEST || MARKERS.contains(&file.name.as_str()) {
         return refuse("has a name that is not allowed");
     }
     let mut at = 0;
@@ -180,32 +343,6 @@ fn check_shape(file: &File) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Forgets that the installation is complete, so that the next [`ensure`] checks every byte.
-pub async fn distrust(store: &dyn Store) -> Result<()> {
-    store.remove(MARKER).await
-}
-
-/// The manifest of a complete installation.
-async fn complete(store: &dyn Store) -> Result<Option<Vec<u8>>> {
-    let Some(marker) = read_whole(store, MARKER).await? else { return Ok(None) };
-    // A marker cut short while it was written is no marker.
-    let Ok(marker) = serde_json::from_slice::<Marker>(&marker) else { return Ok(None) };
-    if marker.version != MARKER_VERSION {
-        return Ok(None);
-    }
-    let Some(manifest) = read_whole(store, MANIFEST).await? else { return Ok(None) };
-    if blake3::hash(&manifest).to_hex().as_str() != marker.manifest {
-        return Ok(None);
-    }
-    for (name, size) in &marker.files {
-        // Browsers evict files behind the marker's back.
-        if size_of(store, name).await? != Some(*size) {
-            return Ok(None);
-        }
-    }
-    Ok(Some(manifest))
 }
 
 async fn size_of(store: &dyn Store, file: &str) -> Result<Option<u64>> {
@@ -232,7 +369,7 @@ async fn put(store: &dyn Store, file: &str, bytes: &[u8]) -> Result<()> {
 async fn get_manifest(source: &dyn Source) -> Result<Vec<u8>> {
     let mut attempt = 0;
     loop {
-        match get_whole(source, MANIFEST).await {
+        match get_whole(source.get(MANIFEST, None)).await {
             Err(error) if is_passing(&error) && attempt + 1 < ATTEMPTS => {
                 attempt += 1;
                 source.pause(attempt).await;
@@ -242,8 +379,8 @@ async fn get_manifest(source: &dyn Source) -> Result<Vec<u8>> {
     }
 }
 
-async fn get_whole(source: &dyn Source, file: &str) -> Result<Vec<u8>> {
-    let mut body = source.get(file, None).await?;
+async fn get_whole<'a>(body: LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>>) -> Result<Vec<u8>> {
+    let mut body = body.await?;
     let mut whole = Vec::new();
     while let Some(bytes) = body.next().await? {
         let at = whole.len();
@@ -265,182 +402,11 @@ fn is_passing(error: &Error) -> bool {
     }
 }
 
-/// A contiguous part of a file to download, and the extents that begin in it.
-struct Run<'a> {
-    file: &'a File,
-    range: Range<u64>,
-    extents: &'a [Extent],
-}
-
-struct Install<'a> {
-    source: &'a dyn Source,
-    store: &'a dyn Store,
-    observer: &'a dyn Observer,
-    total: u64,
-    done: Cell<u64>,
-}
-
-impl Install<'_> {
-    async fn run(&self, files: &[File]) -> Result<()> {
-        let stale: Vec<String> = self.store.list().await?;
-        for name in stale.iter().filter(|n| files.iter().all(|f| f.name != **n)) {
-            self.store.remove(name).await?;
-        }
-
-        self.advance(Phase::Verify, 0)?;
-        let missing: Vec<Vec<Range<usize>>> =
-            stream::iter(files).map(|file| self.missing(file)).buffered(LANES).try_collect().await?;
-
-        let runs: Vec<Run> = files.iter().zip(&missing).flat_map(|(file, gaps)| runs(file, gaps)).collect();
-        let needed: u64 = runs.iter().map(|r| r.range.end - r.range.start).sum();
-        self.check_room(files, needed).await?;
-
-        self.done.set(self.total.saturating_sub(needed));
-        self.advance(Phase::Download, 0)?;
-        stream::iter(runs).map(|run| self.fetch(run)).buffer_unordered(LANES).try_collect::<Vec<()>>().await?;
-
-        for file in files {
-            self.store.resize(&file.name, file.size).await?;
-            self.store.flush(&file.name).await?;
-        }
-        Ok(())
+/// Whether it says that the files on the server are not those of the manifest.
+fn is_mismatch(error: &Error) -> bool {
+    match error {
+        Error::Corrupt { .. } | Error::Truncated { .. } | Error::Format { what: "pack", .. } => true,
+        Error::Http { status, .. } => matches!(status, 404 | 410),
+        _ => false,
     }
-
-    /// Reports `more` bytes, or stops.
-    fn advance(&self, phase: Phase, more: u64) -> Result<()> {
-        if self.observer.aborted() {
-            return Err(Error::Aborted);
-        }
-        self.done.set(self.done.get() + more);
-        self.observer.progress(Progress { phase, done: self.done.get().min(self.total), total: self.total });
-        Ok(())
-    }
-
-    /// Which extents of a file the store does not hold, as ranges of indices.
-    async fn missing(&self, file: &File) -> Result<Vec<Range<usize>>> {
-        let size = size_of(self.store, &file.name).await?.unwrap_or(0);
-        let good = check_file(self.store, file, size, &|bytes| self.advance(Phase::Verify, bytes)).await?;
-        let mut gaps: Vec<Range<usize>> = Vec::new();
-        for (i, _) in good.iter().enumerate().filter(|(_, good)| !**good) {
-            match gaps.last_mut() {
-                Some(last) if last.end == i => last.end += 1,
-                _ => gaps.push(i..i + 1),
-            }
-        }
-        Ok(gaps)
-    }
-
-    /// Bytes of the pack that the store has room for already.
-    async fn held(&self, files: &[File]) -> Result<u64> {
-        let mut held = 0;
-        for file in files {
-            held += size_of(self.store, &file.name).await?.unwrap_or(0).min(file.size);
-        }
-        Ok(held)
-    }
-
-    /// Refuses a download that cannot fit, before its first byte.
-    async fn check_room(&self, files: &[File], needed: u64) -> Result<()> {
-        let Some(free) = self.store.free().await? else { return Ok(()) };
-        let held = self.held(files).await?;
-        // Extents to be written over take no new room.
-        let growth = needed.min(self.total.saturating_sub(held));
-        if growth > free { Err(Error::Quota { needed: growth - free }) } else { Ok(()) }
-    }
-
-    /// Downloads a run; what turns out wrong is asked for once more.
-    async fn fetch(&self, run: Run<'_>) -> Result<()> {
-        let bad = self.transfer(&run).await?;
-        for i in bad {
-            let extents = &run.extents[i..i + 1];
-            let extent = &extents[0];
-            let again = Run { file: run.file, range: extent.offset..extent.offset + extent.len, extents };
-            self.done.set(self.done.get().saturating_sub(extent.len));
-            if !self.transfer(&again).await?.is_empty() {
-                return Err(Error::Corrupt { path: run.file.name.clone(), offset: extent.offset, len: extent.len });
-            }
-        }
-        // Before the next run is asked for, so that an end at any moment costs no more than what is under way.
-        self.store.flush(&run.file.name).await
-    }
-
-    /// Brings a run into the store, resuming broken connections; returns which of its extents arrived wrong.
-    async fn transfer(&self, run: &Run<'_>) -> Result<Vec<usize>> {
-        let mut check = Check::new(run.extents, run.range.start);
-        let mut at = run.range.start;
-        let mut attempt = 0;
-        while at < run.range.end {
-            let before = at;
-            let outcome = self.stream(run, &mut at, &mut check).await;
-            if at > before {
-                attempt = 0;
-            }
-            match outcome {
-                Ok(()) if at == run.range.end => break,
-                // The connection ended without an error and early; if asking for the rest yields none, it isn't there.
-                Ok(()) if at == before => {
-                    let (path, expected) = (run.file.name.clone(), run.file.size);
-                    return Err(Error::Truncated { path, expected, actual: at });
-                }
-                Ok(()) => {}
-                Err(error) if is_passing(&error) && attempt + 1 < ATTEMPTS => {
-                    attempt += 1;
-                    self.source.pause(attempt).await;
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(check.finish().iter().enumerate().filter(|(_, good)| !**good).map(|(i, _)| i).collect())
-    }
-
-    /// One request for the rest of a run. `at` follows what has been handed to the store; while one piece is written
-    /// the next is awaited.
-    async fn stream(&self, run: &Run<'_>, at: &mut u64, check: &mut Check<'_>) -> Result<()> {
-        let name = run.file.name.as_str();
-        let whole = *at == 0 && run.range.end == run.file.size;
-        let range = (!whole).then_some(*at..run.range.end);
-        let mut body = self.source.get(name, range).await?;
-        let mut writing: LocalBoxFuture<'_, Result<()>> = Box::pin(async { Ok(()) });
-        loop {
-            let (written, received) = join(writing, body.next()).await;
-            written?;
-            let Some(bytes) = received? else { return Ok(()) };
-            let len = bytes.len() as u64;
-            if len > run.range.end - *at {
-                let reason =
-                    format!("{name} on the server is longer than its manifest says: they do not belong together");
-                return Err(Error::format("pack", reason));
-            }
-            check.feed(&bytes);
-            writing = self.store.write(name, *at, bytes);
-            *at += len;
-            self.advance(Phase::Download, len)?;
-        }
-    }
-}
-
-/// Cuts the missing extents of a file into ranges to ask for. Small holes between them are downloaded along, and the
-/// padding at the end, so that a file missing as a whole is one plain request that any server understands.
-fn runs<'a>(file: &'a File, gaps: &[Range<usize>]) -> Vec<Run<'a>> {
-    const WORTH_A_REQUEST: u64 = 256 << 10;
-    let mut runs: Vec<(Range<u64>, Range<usize>)> = Vec::new();
-    for i in gaps.iter().flat_map(|gap| gap.clone()) {
-        let (start, end) = (file.extents[i].offset, file.extents[i].offset + file.extents[i].len);
-        match runs.last_mut() {
-            Some((range, extents))
-                if start - range.end < WORTH_A_REQUEST && end - range.start <= RUN.max(file.extents[i].len) =>
-            {
-                range.end = end;
-                extents.end = i + 1;
-            }
-            _ => runs.push((start..end, i..i + 1)),
-        }
-    }
-    if let Some((range, extents)) = runs.last_mut()
-        && extents.end == file.extents.len()
-        && file.size - range.end < WORTH_A_REQUEST
-    {
-        range.end = file.size;
-    }
-    runs.into_iter().map(|(range, e)| Run { file, range, extents: &file.extents[e] }).collect()
 }

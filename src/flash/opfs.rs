@@ -42,6 +42,8 @@ extern "C" {
     #[wasm_bindgen(method, catch)]
     async fn get(this: &Server, file: &str, start: Option<f64>, end: Option<f64>) -> Result<JsValue, JsValue>;
     #[wasm_bindgen(method, catch)]
+    async fn peek(this: &Server, file: &str, anew: bool) -> Result<JsValue, JsValue>;
+    #[wasm_bindgen(method, catch)]
     async fn pause(this: &Server, attempt: u32) -> Result<JsValue, JsValue>;
 
     type ServerBody;
@@ -50,6 +52,8 @@ extern "C" {
     async fn next(this: &ServerBody) -> Result<JsValue, JsValue>;
     #[wasm_bindgen(method)]
     fn cancel(this: &ServerBody);
+    #[wasm_bindgen(method, getter)]
+    fn tag(this: &ServerBody) -> Option<String>;
 }
 
 /// A pack in the Origin Private File System.
@@ -122,8 +126,14 @@ impl Source for Server {
         Box::pin(async move {
             let (start, end) = range.map(|r| (r.start as f64, r.end as f64)).unzip();
             let body = Server::get(self, file, start, end).await.map_err(|e| from_js(file, &e))?;
-            let body = Download { body: body.unchecked_into(), file: file.to_owned() };
-            Ok(Box::new(body) as Box<dyn Body>)
+            Ok(Download::of(file, body))
+        })
+    }
+
+    fn peek<'a>(&'a self, file: &'a str, anew: bool) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>> {
+        Box::pin(async move {
+            let body = Server::peek(self, file, anew).await.map_err(|e| from_js(file, &e))?;
+            Ok(Download::of(file, body))
         })
     }
 
@@ -140,6 +150,12 @@ struct Download {
     file: String,
 }
 
+impl Download {
+    fn of(file: &str, body: JsValue) -> Box<dyn Body> {
+        Box::new(Download { body: body.unchecked_into(), file: file.to_owned() })
+    }
+}
+
 impl Body for Download {
     fn next(&mut self) -> LocalBoxFuture<'_, Result<Option<Bytes>>> {
         Box::pin(async move {
@@ -149,6 +165,10 @@ impl Body for Download {
             }
             bytes.dyn_into().map(|b| Some(Bytes::Js(b))).map_err(|_| misbehaved(&self.file, "a body gave no bytes"))
         })
+    }
+
+    fn tag(&self) -> Option<String> {
+        self.body.tag()
     }
 }
 

@@ -11,16 +11,18 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::errors::to_js;
-use super::{WebOptions, report};
+use super::{WebInstallation, WebOptions, report};
 use crate::chat::Chat;
 use crate::chat::openai::{ChatRequest, Delta, FinishReason, Head};
 use crate::engine::generate::Next;
 use crate::engine::sampler::Sampler;
 use crate::engine::{Counters, Engine, Options, Pause, Stop, Want};
 use crate::error::{Error, Result};
-use crate::flash::install;
+use crate::flash::install::Installed;
 use crate::flash::opfs::{Files, OpfsFlash};
 use crate::pack::Pack;
+
+type Store = Installed<OpfsFlash>;
 
 #[wasm_bindgen]
 extern "C" {
@@ -54,11 +56,12 @@ impl WebEngine {
     /// messages have been delivered.
     pub async fn load(
         files: Files,
+        installation: &WebInstallation,
         options: String,
         on_progress: Function,
         pause: Function,
     ) -> Result<WebEngine, JsValue> {
-        let store = Rc::new(OpfsFlash::new(files));
+        let store = Rc::new(Installed::new(OpfsFlash::new(files), installation.outcome.installation.clone()));
         let result = load(store.clone(), &options, &on_progress, every_so_often(pause)).await;
         heal(&store, result).await.map_err(to_js)
     }
@@ -209,7 +212,7 @@ impl WebEngine {
     }
 }
 
-async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function, pause: Pause) -> Result<WebEngine> {
+async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pause) -> Result<WebEngine> {
     report(on_progress, "load", 0, 0);
     let maker = Maker { store, options: WebOptions::parse(options)?, pause };
     let mut engine = maker.make(|done, total| report(on_progress, "load", done, total)).await?;
@@ -235,7 +238,7 @@ async fn load(store: Rc<OpfsFlash>, options: &str, on_progress: &Function, pause
 
 /// What it takes to make an engine, the first time and after its GPU was lost.
 struct Maker {
-    store: Rc<OpfsFlash>,
+    store: Rc<Store>,
     options: Options,
     pause: Pause,
 }
@@ -272,10 +275,10 @@ fn every_so_often(pause: Function) -> Pause {
 }
 
 /// After an error that says that stored bytes are wrong, lets the next installation check them all.
-async fn heal<T>(store: &OpfsFlash, result: Result<T>) -> Result<T> {
+async fn heal<T>(store: &Store, result: Result<T>) -> Result<T> {
     if let Err(Error::Corrupt { .. } | Error::Truncated { .. } | Error::NotFound { .. }) = &result {
         // If that fails as well, the first error is still the one to report.
-        let _ = install::distrust(store).await;
+        let _ = store.distrust().await;
     }
     result
 }

@@ -8,20 +8,44 @@ use super::{WebOptions, report};
 use crate::chat::TOKENIZER;
 use crate::engine::{Options, smallest_budget};
 use crate::error::{Error, Result};
-use crate::flash::install::{self, Extent, File, Observer, Phase, Progress};
+use crate::flash::install::{self, Extent, File, Observer, Outcome, Phase, Policy, Progress};
 use crate::flash::opfs::{Files, OpfsFlash, Server};
 use crate::pack::Manifest;
 
-/// Sees to it that `files` hold the whole pack. A budget too small for the model is refused when only the manifest has
-/// been downloaded.
+/// Where an installed pack lies, and what is to be said about that.
 #[wasm_bindgen]
-pub async fn install(files: Files, server: Server, options: String, on_progress: Function) -> Result<(), JsValue> {
+pub struct WebInstallation {
+    pub(super) outcome: Outcome,
+}
+
+#[wasm_bindgen]
+impl WebInstallation {
+    /// What the user should know.
+    #[wasm_bindgen(getter)]
+    pub fn notice(&self) -> Option<String> {
+        self.outcome.notice.clone()
+    }
+}
+
+/// Sees to it that `files` hold the whole pack. A budget too small for the model is refused when only the manifest has
+/// been downloaded. With `update`, a pack that has changed on the server replaces the one that is there. Only where
+/// `alone` says that no other tab uses the files are those deleted that are of no use any more.
+#[wasm_bindgen]
+pub async fn install(
+    files: Files,
+    server: Server,
+    options: String,
+    update: bool,
+    alone: bool,
+    on_progress: Function,
+) -> Result<WebInstallation, JsValue> {
     let run = async {
         let options = WebOptions::parse(&options)?;
         let store = OpfsFlash::new(files);
-        install::ensure(&server, &store, &|manifest| describe(manifest, &options), &Report(on_progress)).await
+        let describe = |manifest: &[u8]| describe(manifest, &options);
+        install::ensure(&server, &store, &describe, &Report(on_progress), Policy { update, alone }).await
     };
-    run.await.map_err(to_js)
+    run.await.map(|outcome| WebInstallation { outcome }).map_err(to_js)
 }
 
 struct Report(Function);

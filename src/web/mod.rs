@@ -5,7 +5,7 @@ mod errors;
 mod install;
 
 pub use engine::WebEngine;
-pub use install::install;
+pub use install::{WebInstallation, install};
 
 use std::cell::RefCell;
 

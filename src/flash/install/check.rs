@@ -81,9 +81,10 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Which extents of a file the store holds, `size` being how long the file is there. Reads nothing that cannot be good.
+/// Which extents of a file the store holds at `place`, `size` being how long that is. Reads nothing that cannot be good.
 pub(super) async fn check_file(
     store: &dyn Store,
+    place: &str,
     file: &File,
     size: u64,
     advance: &dyn Fn(u64) -> Result<()>,
@@ -97,7 +98,7 @@ pub(super) async fn check_file(
     let mut check = Check::new(extents, at);
     let piece = |at: u64| async move {
         let len = PIECE.min(end - at);
-        if len == 0 { Ok(Bytes::Owned(Vec::new())) } else { store.read(&file.name, at, len as usize).await }
+        if len == 0 { Ok(Bytes::Owned(Vec::new())) } else { store.read(place, at, len as usize).await }
     };
     let mut bytes = piece(at).await?;
     while at < end {

@@ -5,6 +5,8 @@ use std::ops::Range;
 use futures_util::future::LocalBoxFuture;
 use proptest::prelude::*;
 
+mod update;
+
 use super::*;
 
 /// A server's files, and what goes wrong with them.
@@ -18,11 +20,27 @@ struct Server {
     /// A byte that arrives flipped, that many times.
     flip: RefCell<Option<(String, usize, u32)>>,
     status: Cell<Option<u16>>,
+    /// What takes the place of a file once that many bytes were sent.
+    change: RefCell<Option<(usize, BTreeMap<String, Vec<u8>>)>>,
+    /// Whether a file's tag says which content it has; else it says nothing.
+    tagged: bool,
+    /// Tags that differ each time though the content does not.
+    restless: bool,
+}
+
+impl Server {
+    fn content(&self, file: &str) -> Option<Vec<u8>> {
+        let change = self.change.borrow();
+        let changed = change.as_ref().filter(|(from, _)| self.sent.get() >= *from).and_then(|(_, f)| f.get(file));
+        changed.or_else(|| self.files.get(file)).cloned()
+    }
 }
 
 struct Answer<'a> {
     server: &'a Server,
     file: String,
+    content: Vec<u8>,
+    tag: Option<String>,
     at: usize,
     end: usize,
 }
@@ -33,15 +51,24 @@ impl Source for Server {
     fn get<'a>(&'a self, file: &'a str, range: Option<Range<u64>>) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>> {
         Box::pin(async move {
             self.requests.borrow_mut().push(file.to_owned());
-            let status = if self.files.contains_key(file) { self.status.get() } else { Some(404) };
-            if let Some(status) = status {
+            let content = self.content(file);
+            if let Some(status) = if content.is_some() { self.status.get() } else { Some(404) } {
                 return Err(Error::Http { url: file.to_owned(), status });
             }
-            let len = self.files[file].len();
+            let content = content.unwrap();
+            let len = content.len();
             let range = range.map_or(0..len, |r| (r.start as usize).min(len)..(r.end as usize).min(len));
-            let answer = Answer { server: self, file: file.to_owned(), at: range.start, end: range.end };
-            Ok(Box::new(answer) as Box<dyn Body + 'a>)
+            let mut tag = self.tagged.then(|| blake3::hash(&content).to_string());
+            if self.restless {
+                tag = Some(self.requests.borrow().len().to_string());
+            }
+            let (at, end) = (range.start, range.end);
+            Ok(Box::new(Answer { server: self, file: file.to_owned(), content, tag, at, end }) as Box<dyn Body + 'a>)
         })
+    }
+
+    fn peek<'a>(&'a self, file: &'a str, _: bool) -> LocalBoxFuture<'a, Result<Box<dyn Body + 'a>>> {
+        self.get(file, None)
     }
 
     fn pause(&self, _: u32) -> LocalBoxFuture<'_, ()> {
@@ -66,7 +93,7 @@ impl Body for Answer<'_> {
             if end == self.at {
                 return Ok(None);
             }
-            let mut bytes = server.files[&self.file][self.at..end].to_vec();
+            let mut bytes = self.content[self.at..end].to_vec();
             if let Some((file, at, times)) = &mut *server.flip.borrow_mut()
                 && *file == self.file
                 && (self.at..end).contains(at)
@@ -79,6 +106,10 @@ impl Body for Answer<'_> {
             self.at = end;
             Ok(Some(Bytes::Owned(bytes)))
         })
+    }
+
+    fn tag(&self) -> Option<String> {
+        self.tag.clone()
     }
 }
 
@@ -165,7 +196,9 @@ fn describe(manifest: &[u8]) -> Result<Vec<File>> {
     text.lines()
         .map(|line| {
             let words: Vec<&str> = line.split(' ').collect();
-            let extents = words[2..]
+            let extents = words
+                .get(2..)
+                .ok_or_else(|| Error::format("manifest", "a line without a size"))?
                 .chunks(3)
                 .map(|e| {
                     let hash = blake3::Hash::from_hex(e[2]).map_err(|e| Error::format("manifest", e))?;
@@ -200,15 +233,38 @@ fn small() -> Server {
     server(&[&[100, 4000, 64, 1], &[5000, 5000], &[]])
 }
 
+const STAY: Policy = Policy { update: false, alone: true };
+const UPDATE: Policy = Policy { update: true, alone: true };
+
 fn ensure_in(server: &Server, store: &Memory) -> Result<()> {
-    pollster::block_on(ensure(server, store, &describe, &Watch::default()))
+    pollster::block_on(ensure(server, store, &describe, &Watch::default(), STAY)).map(drop)
 }
 
+fn update(server: &Server, store: &Memory) -> Result<Outcome> {
+    pollster::block_on(ensure(server, store, &describe, &Watch::default(), UPDATE))
+}
+
+fn latest(store: &Memory) -> Option<Installation> {
+    pollster::block_on(Installation::latest(store)).unwrap()
+}
+
+fn is_complete(store: &Memory) -> bool {
+    latest(store).is_some_and(|held| pollster::block_on(held.complete(store)).unwrap().is_some())
+}
+
+fn distrust(store: &Memory) {
+    pollster::block_on(latest(store).unwrap().distrust(store)).unwrap();
+}
+
+/// The store holds what the server has, and nothing else.
 fn assert_complete(server: &Server, store: &Memory) {
-    let files = store.files.borrow();
-    assert!(files.contains_key(MARKER));
-    for (name, bytes) in &server.files {
-        assert_eq!(Some(bytes), files.get(name), "{name}");
+    assert!(is_complete(store));
+    let held = latest(store).unwrap();
+    for name in server.files.keys() {
+        assert_eq!(server.content(name).as_ref(), store.files.borrow().get(held.place(name)), "{name}");
+    }
+    for name in store.files.borrow().keys() {
+        assert!(MARKERS.contains(&name.as_str()) || held.owns(name), "{name} was left behind");
     }
 }
 
@@ -216,7 +272,7 @@ fn assert_complete(server: &Server, store: &Memory) {
 fn installs_then_needs_no_server() {
     let (server, store) = (small(), Memory::default());
     let watch = Watch::default();
-    pollster::block_on(ensure(&server, &store, &describe, &watch)).unwrap();
+    pollster::block_on(ensure(&server, &store, &describe, &watch, STAY)).unwrap();
     assert_complete(&server, &store);
     let seen = watch.seen.into_inner();
     assert_eq!(seen.last().map(|p| (p.phase, p.done)), seen.last().map(|p| (Phase::Download, p.total)));
@@ -236,7 +292,7 @@ fn heals_what_was_evicted_or_damaged() {
     assert_complete(&server, &store);
 
     store.files.borrow_mut().get_mut("shard-0.bin").unwrap()[200] ^= 1;
-    pollster::block_on(distrust(&store)).unwrap();
+    distrust(&store);
     server.sent.set(0);
     ensure_in(&server, &store).unwrap();
     assert_complete(&server, &store);
@@ -248,7 +304,7 @@ fn heals_what_was_evicted_or_damaged() {
 fn replaces_another_pack_at_the_same_address() {
     let (old, store) = (server(&[&[10], &[20], &[30], &[40]]), Memory::default());
     ensure_in(&old, &store).unwrap();
-    pollster::block_on(distrust(&store)).unwrap();
+    distrust(&store);
     let new = small();
     ensure_in(&new, &store).unwrap();
     assert_complete(&new, &store);
@@ -259,7 +315,7 @@ fn replaces_another_pack_at_the_same_address() {
 fn half_a_marker_is_none() {
     let (server, store) = (small(), Memory::default());
     ensure_in(&server, &store).unwrap();
-    store.files.borrow_mut().get_mut(MARKER).unwrap().truncate(20);
+    store.files.borrow_mut().get_mut(MARKERS[0]).unwrap().truncate(20);
     ensure_in(&server, &store).unwrap();
     assert_complete(&server, &store);
 }
@@ -277,7 +333,7 @@ fn one_wrong_answer_is_asked_for_again_two_are_an_error() {
         Err(Error::Corrupt { path, offset: 128, len: 4000 }) => assert_eq!(path, "shard-0.bin"),
         other => panic!("{other:?}"),
     }
-    assert!(!store.files.borrow().contains_key(MARKER));
+    assert!(!is_complete(&store));
 }
 
 #[test]
@@ -314,7 +370,7 @@ fn a_broken_connection_resumes_a_dead_one_is_an_error() {
     let (server, store) = (small(), Memory::default());
     server.cut.set(Some((3000, true)));
     assert!(matches!(ensure_in(&server, &store), Err(Error::Network { .. })));
-    assert!(!store.files.borrow().contains_key(MARKER));
+    assert!(!is_complete(&store));
 }
 
 #[test]
@@ -330,7 +386,7 @@ fn a_full_store_is_refused_before_the_first_byte() {
 fn a_refused_manifest_costs_nothing_else() {
     let (server, store) = (small(), Memory::default());
     let refuse = |_: &[u8]| Err(Error::Budget { budget: 1, smallest: 2, context: 3 });
-    let result = pollster::block_on(ensure(&server, &store, &refuse, &Watch::default()));
+    let result = pollster::block_on(ensure(&server, &store, &refuse, &Watch::default(), STAY));
     assert!(matches!(result, Err(Error::Budget { .. })));
     assert_eq!(*server.requests.borrow(), [MANIFEST]);
 }
@@ -363,10 +419,10 @@ proptest! {
         let shards: Vec<&[usize]> = shards.iter().map(Vec::as_slice).collect();
         let (server, store) = (server(&shards), Memory::default());
         let watch = Watch { stop_after: Some(stop), ..Watch::default() };
-        match pollster::block_on(ensure(&server, &store, &describe, &watch)) {
-            Ok(()) => {}
+        match pollster::block_on(ensure(&server, &store, &describe, &watch, STAY)) {
+            Ok(_) => {}
             Err(Error::Aborted) => {
-                prop_assert!(!store.files.borrow().contains_key(MARKER));
+                prop_assert!(!is_complete(&store));
                 server.sent.set(0);
                 ensure_in(&server, &store).unwrap();
                 let total: usize = server.files.values().map(Vec::len).sum();
