@@ -9,10 +9,12 @@ mod update;
 
 use super::*;
 
+type Files = BTreeMap<String, Vec<u8>>;
+
 /// A server's files, and what goes wrong with them.
 #[derive(Default)]
 struct Server {
-    files: BTreeMap<String, Vec<u8>>,
+    files: Files,
     requests: RefCell<Vec<String>>,
     sent: Cell<usize>,
     /// The connection fails once this many bytes were sent; `true`: for good, else once.
@@ -21,7 +23,7 @@ struct Server {
     flip: RefCell<Option<(String, usize, u32)>>,
     status: Cell<Option<u16>>,
     /// What takes the place of a file once that many bytes were sent.
-    change: RefCell<Option<(usize, BTreeMap<String, Vec<u8>>)>>,
+    change: RefCell<Option<(usize, Files)>>,
     /// Whether a file's tag says which content it has; else it says nothing.
     tagged: bool,
     /// Tags that differ each time though the content does not.
