@@ -21,6 +21,7 @@ export type ErrorCode =
   | 'request'
   | 'template'
   | 'tokenizer'
+  | 'logits'
   | 'no_gpu'
   | 'gpu'
   | 'device_lost'
