@@ -21,6 +21,7 @@ export type ErrorCode =
   | 'request'
   | 'template'
   | 'tokenizer'
+  | 'self_test'
   | 'no_gpu'
   | 'gpu'
   | 'device_lost'
