@@ -105,6 +105,8 @@ pub enum Error {
     Tokenizer(String),
     #[error("the model's output is unusable: {0}; run `outrider verify`, and try the CPU backend")]
     Logits(String),
+    #[error("the self-test failed on the {}: {reason}; {}", .backend.to_uppercase(), self_test_advice(.backend))]
+    SelfTest { backend: &'static str, reason: String },
     #[error("no usable GPU: {0}; use the CPU backend")]
     NoGpu(String),
     #[error("the GPU failed: {0}; reload the engine")]
@@ -124,6 +126,13 @@ pub enum Error {
 
 fn more_needed(bytes: u64) -> String {
     if bytes == 0 { String::new() } else { format!(": {bytes} more bytes are needed") }
+}
+
+fn self_test_advice(backend: &str) -> &'static str {
+    match backend {
+        "cpu" => "download or pack the model again",
+        _ => "use the CPU backend, and if it fails there as well, download or pack the model again",
+    }
 }
 
 fn http_advice(status: u16) -> &'static str {
@@ -157,6 +166,7 @@ impl Error {
             Error::Template(_) => "template",
             Error::Tokenizer(_) => "tokenizer",
             Error::Logits(_) => "logits",
+            Error::SelfTest { .. } => "self_test",
             Error::NoGpu(_) => "no_gpu",
             Error::Gpu(_) => "gpu",
             Error::DeviceLost(_) => "device_lost",

@@ -22,6 +22,7 @@ export type ErrorCode =
   | 'template'
   | 'tokenizer'
   | 'logits'
+  | 'self_test'
   | 'no_gpu'
   | 'gpu'
   | 'device_lost'

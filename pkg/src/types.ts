@@ -38,7 +38,8 @@ export interface EngineOptions {
 export interface Progress {
   /**
    * `open`: looking for the model in the browser's storage; `verify`: checking what an earlier visit left; `download`;
-   * `load`: bringing the resident part into memory; `warmup`: a first pass, so that the first reply is not the slow one.
+   * `load`: bringing the resident part into memory; `warmup`: a first pass, so that the first reply is not the slow one,
+   * which is the model's self-test where it has one. A GPU that fails it gives way to the CPU, beginning with `load` again.
    */
   phase: 'open' | 'verify' | 'download' | 'load' | 'warmup';
   /** Bytes done of the phase's `total`; both 0 where the phase is not counted in bytes. */

@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::experts::Experts;
 use super::ledger::{Ledger, READS_IN_FLIGHT, Request};
 use super::resume::Checkpoints;
+use super::self_test::Tolerance;
 use super::{Counters, Engine, Stop};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
@@ -55,6 +56,8 @@ pub struct Options {
     /// Checkpoints at most, whatever the budget would hold. Without any a sequence whose model has recurrent states goes
     /// back only to its beginning.
     pub max_checkpoints: usize,
+    /// Run the pack's self-test. Without it a GPU that computes wrongly goes unnoticed.
+    pub self_test: bool,
 }
 
 /// Context where none was asked for.
@@ -70,6 +73,7 @@ impl Default for Options {
             max_slots: None,
             f16: false,
             max_checkpoints: 4,
+            self_test: true,
         }
     }
 }
@@ -77,6 +81,10 @@ impl Default for Options {
 impl Options {
     pub(crate) fn context_for(&self, config: &serde_json::Value) -> usize {
         self.context.unwrap_or(DEFAULT_CONTEXT).clamp(1, model::max_context(config).max(1))
+    }
+
+    fn budget(&self) -> u64 {
+        self.budget.unwrap_or(u64::MAX)
     }
 }
 
@@ -169,52 +177,98 @@ fn module_bytes() -> u64 {
 }
 
 impl Engine {
-    /// Loads a pack. `on_progress(done, total)` is told as core weights become resident, in bytes.
+    /// Loads a pack and runs its self-test. `on_progress(done, total)` is told as core weights become resident, in bytes.
+    ///
+    /// A GPU that fails, or computes something else than the pack was made with, is not used: f16 gives way to f32, and
+    /// the GPU to the CPU unless it was asked for, with notices that say why.
+    ///
+    /// # Errors
+    /// [`Error::SelfTest`] where nothing is left to give way to, [`Error::NoGpu`], [`Error::Gpu`], [`Error::DeviceLost`],
+    /// [`Error::Budget`], and those of reading the pack.
     pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
         let plan = plan_of(pack.manifest())?;
+        let pack = Rc::new(pack);
         let mut notices = Vec::new();
-        let wanted = match options.backend {
-            BackendChoice::Cpu => None,
-            BackendChoice::Gpu => Some(Device::request(options.f16).await?),
-            BackendChoice::Auto => match Device::request(options.f16).await {
-                Ok(device) => Some(device),
-                Err(e) => {
-                    notices.push(format!("running on the CPU: {e}"));
-                    None
+        let mut f16 = options.f16;
+        let engine = loop {
+            let device = match options.backend {
+                BackendChoice::Cpu => Err(None),
+                _ => Device::request(f16).await.map_err(Some),
+            };
+            let half = device.as_ref().is_ok_and(Device::f16);
+            let error = match device {
+                Ok(device) => {
+                    let tolerance = if half { Tolerance::F16 } else { Tolerance::F32 };
+                    let made = Engine::on_gpu(device, plan.clone(), &pack, options, &mut on_progress).await;
+                    match tested(made, options, tolerance).await {
+                        Ok(engine) => break engine,
+                        Err(e) => Some(e),
+                    }
                 }
-            },
+                Err(e) => e,
+            };
+            match error {
+                Some(e) if !is_of_the_gpu(&e) => return Err(e),
+                Some(e) if half => {
+                    f16 = false;
+                    notices.push(format!("computing in f32: {e}"));
+                    continue;
+                }
+                Some(e) if options.backend == BackendChoice::Gpu => return Err(e),
+                Some(e) => notices.push(format!("running on the CPU: {e}")),
+                None => {}
+            }
+            let made = Engine::on_cpu(plan.clone(), &pack, options, &mut on_progress).await;
+            break tested(made, options, Tolerance::CPU).await?;
         };
-        if options.f16 && !wanted.as_ref().is_some_and(Device::f16) {
-            let who = if wanted.is_some() { "this GPU" } else { "the CPU backend" };
+        let info = engine.backend_info();
+        // Where f16 was given up, a notice has said so.
+        if f16 && !info.detail.ends_with(", f16") {
+            let who = if info.kind == "gpu" { "this GPU" } else { "the CPU backend" };
             notices.push(format!("computing in f32: {who} does not multiply in f16"));
         }
-        let divide = |workspace: &dyn Fn(&Plan, &Limits) -> Result<u64>| -> Result<(Limits, Ledger)> {
-            let request = request(&plan, pack.manifest(), options, workspace);
-            request.divide(options.budget.unwrap_or(u64::MAX))
-        };
-        let (mut backend, mut ledger): (Box<dyn Backend>, Ledger) = match wanted {
-            Some(device) => {
-                let (limits, ledger) = divide(&Gpu::workspace_for)?;
-                (Box::new(Gpu::on(device, plan, limits).await?), ledger)
-            }
-            None => {
-                let (limits, ledger) = divide(&|plan, limits| Ok(Cpu::workspace_for(plan, limits)))?;
-                (Box::new(Cpu::new(plan, limits)), ledger)
-            }
-        };
+        Ok(Engine { notices, ..engine })
+    }
+
+    async fn on_gpu(
+        device: Device,
+        plan: Plan,
+        pack: &Rc<Pack>,
+        options: &Options,
+        on_progress: &mut impl FnMut(u64, u64),
+    ) -> Result<Engine> {
+        let (limits, ledger) =
+            request(&plan, pack.manifest(), options, &Gpu::workspace_for).divide(options.budget())?;
+        let backend = Gpu::on(device, plan, limits).await?;
+        Engine::with(Box::new(backend), ledger, pack, options, on_progress).await
+    }
+
+    async fn on_cpu(
+        plan: Plan,
+        pack: &Rc<Pack>,
+        options: &Options,
+        on_progress: &mut impl FnMut(u64, u64),
+    ) -> Result<Engine> {
+        let workspace = |plan: &Plan, limits: &Limits| Ok(Cpu::workspace_for(plan, limits));
+        let (limits, ledger) = request(&plan, pack.manifest(), options, &workspace).divide(options.budget())?;
+        Engine::with(Box::new(Cpu::new(plan, limits)), ledger, pack, options, on_progress).await
+    }
+
+    async fn with(
+        mut backend: Box<dyn Backend>,
+        mut ledger: Ledger,
+        pack: &Rc<Pack>,
+        options: &Options,
+        on_progress: &mut impl FnMut(u64, u64),
+    ) -> Result<Engine> {
         if options.budget.is_none() {
             ledger.budget = ledger.total();
         }
-        write_core(&pack, backend.as_mut(), &mut on_progress).await?;
+        write_core(pack, backend.as_mut(), on_progress).await?;
         backend.reset()?;
-        let (plan, limits) = (backend.plan(), backend.limits());
-        let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
-        let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
-        let settings = Settings { reads: READS_IN_FLIGHT, singly: backend.works_while_called(), ..Settings::default() };
-        let scheduler = Scheduler::new(shape, Pool::new(shape, limits.slots), settings);
-        let pack = Rc::new(pack);
+        let limits = backend.limits();
         Ok(Engine {
-            experts: Experts::new(pack.clone(), scheduler),
+            experts: Experts::new(pack.clone(), scheduler(backend.as_ref())),
             ledger,
             sequence: Vec::with_capacity(limits.context),
             checkpoints: Checkpoints::new(limits.checkpoints),
@@ -224,11 +278,41 @@ impl Engine {
             pause: None,
             recording: None,
             counters: Counters::default(),
-            notices,
-            pack,
+            notices: Vec::new(),
+            pack: pack.clone(),
             backend,
         })
     }
+
+    /// Empties the pool and counts from nothing, as if the engine had just been made.
+    fn forget_experts(&mut self) {
+        self.experts = Experts::new(self.pack.clone(), scheduler(self.backend.as_ref()));
+        self.counters = Counters::default();
+    }
+}
+
+fn scheduler(backend: &dyn Backend) -> Scheduler {
+    let (plan, limits) = (backend.plan(), backend.limits());
+    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+    let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
+    let settings = Settings { reads: READS_IN_FLIGHT, singly: backend.works_while_called(), ..Settings::default() };
+    Scheduler::new(shape, Pool::new(shape, limits.slots), settings)
+}
+
+/// An engine that has passed its pack's self-test, if there is one. Nothing of it is left in the counters.
+async fn tested(made: Result<Engine>, options: &Options, tolerance: Tolerance) -> Result<Engine> {
+    let mut engine = made?;
+    let pack = engine.pack.clone();
+    if let Some(test) = pack.manifest().self_test.as_ref().filter(|_| options.self_test) {
+        engine.self_test(test, tolerance).await?;
+        engine.forget_experts();
+    }
+    Ok(engine)
+}
+
+/// Whether another backend may do better.
+fn is_of_the_gpu(error: &Error) -> bool {
+    matches!(error, Error::NoGpu(_) | Error::Gpu(_) | Error::DeviceLost(_) | Error::SelfTest { .. })
 }
 
 async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut impl FnMut(u64, u64)) -> Result<()> {
@@ -248,7 +332,7 @@ async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut im
     Ok(())
 }
 
-fn apply(map: Map, bytes: &mut [u8]) -> Result<()> {
+pub(super) fn apply(map: Map, bytes: &mut [u8]) -> Result<()> {
     let (values, rest) = bytes.as_chunks_mut::<4>();
     if !rest.is_empty() {
         return Err(Error::format("pack", "a vector is not a whole number of f32"));

@@ -7,6 +7,7 @@ pub mod ledger;
 mod load;
 mod resume;
 pub mod sampler;
+mod self_test;
 
 use std::ops::Range;
 use std::rc::Rc;
@@ -30,6 +31,7 @@ use resume::Checkpoints;
 
 pub use experts::Waits;
 pub use load::{BackendChoice, Options, smallest_budget};
+pub use self_test::record_self_test;
 
 /// Asks a running call to stop. Clones share one flag; a signal handler may hold one.
 #[derive(Debug, Clone, Default)]

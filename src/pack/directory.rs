@@ -5,8 +5,8 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use super::Sink;
 use super::manifest::{MANIFEST, is_manifest};
+use super::{Manifest, SelfTest, Sink};
 use crate::error::{Error, Result};
 
 /// What at the target gives way to what is written. Names of files alone would not do: websites have a
@@ -127,4 +127,23 @@ impl Drop for DirectorySink {
             let _ = fs::remove_dir_all(&self.partial);
         }
     }
+}
+
+/// Puts a self-test into the pack at `dir`, in the place of any it has. Nothing but the manifest changes.
+///
+/// # Errors
+/// [`Error::Format`] if the manifest or the self-test is not valid, [`Error::Io`].
+pub fn set_self_test(dir: &Path, test: SelfTest) -> Result<()> {
+    let (path, partial) = (dir.join(MANIFEST), dir.join(format!(".{MANIFEST}.partial")));
+    let mut manifest = Manifest::parse(&fs::read(&path).map_err(Error::io(path.display()))?)?;
+    manifest.self_test = Some(test);
+    manifest.validate()?;
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(&manifest.to_json())?;
+        file.sync_all()?;
+        // Takes the place of the old one at once.
+        fs::rename(&partial, &path)
+    };
+    write().map_err(Error::io(path.display()))
 }

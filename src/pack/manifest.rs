@@ -10,6 +10,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
+use super::SelfTest;
 use crate::error::{Error, Result};
 use crate::model::Stored;
 use crate::model::plan::ExpertShape;
@@ -53,6 +54,9 @@ pub struct Manifest {
     pub core: BTreeMap<String, CoreTensor>,
     /// Together they cover every byte of every shard exactly once.
     pub extents: Vec<Extent>,
+    /// Packs made before there was one have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub self_test: Option<SelfTest>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -333,7 +337,9 @@ impl Manifest {
                 .map_err(|reason| bad(format!("tensor `{}`: {reason}", name.escape_default())))?;
         }
         self.validate_embedding().map_err(|reason| bad(format!("embedding: {reason}")))?;
-        self.validate_experts().map_err(|reason| bad(format!("experts: {reason}")))
+        self.validate_experts().map_err(|reason| bad(format!("experts: {reason}")))?;
+        let tested = self.self_test.as_ref().map_or(Ok(()), |test| test.validate(self.embedding.rows));
+        tested.map_err(|reason| bad(format!("self-test: {reason}")))
     }
 
     fn validate_extents(&self) -> Result<()> {

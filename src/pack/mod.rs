@@ -9,6 +9,7 @@
 #[cfg(not(target_arch = "wasm32"))]
 mod directory;
 mod manifest;
+mod self_test;
 mod verify;
 mod writer;
 
@@ -19,11 +20,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use directory::{DirectorySink, Replace};
+pub use directory::{DirectorySink, Replace, set_self_test};
 pub use manifest::{
     CORE_EXTENT, CoreTensor, EXTENT_ALIGN, Embedding, Experts, Extent, FileEntry, Hash, Kind, MANIFEST, Manifest,
     Piece, Quantisation, RowPiece, Shard, VERSION, check_file_name,
 };
+pub use self_test::{SelfTest, SelfTestRow};
 pub use verify::{Bad, Progress, verify};
 pub use writer::{Identity, MemorySink, PackWriter, Sink};
 

@@ -103,6 +103,7 @@ impl<S: Sink> PackWriter<S> {
             experts,
             core: BTreeMap::new(),
             extents: Vec::new(),
+            self_test: None,
         };
         let max_shard = max_shard / CORE_ALIGN * CORE_ALIGN;
         let [core, rows, experts] = ["core", "embedding", "experts"].map(Stream::new);

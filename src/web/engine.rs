@@ -215,12 +215,19 @@ impl WebEngine {
 async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pause) -> Result<WebEngine> {
     report(on_progress, "load", 0, 0);
     let maker = Maker { store, options: WebOptions::parse(options)?, pause };
-    let mut engine = maker.make(|done, total| report(on_progress, "load", done, total)).await?;
+    let progress = |done, total| {
+        report(on_progress, "load", done, total);
+        if done == total {
+            report(on_progress, "warmup", 0, 0);
+        }
+    };
+    let mut engine = maker.make(progress).await?;
     let chat = Chat::of_pack(engine.pack()).await?;
-    report(on_progress, "warmup", 0, 0);
-    // Drivers compile kernels when they are first used.
-    engine.forward(&[0], Want::Last, None).await?;
-    engine.reset()?;
+    if engine.pack().manifest().self_test.is_none() {
+        // Drivers compile kernels when they are first used. Where there is a self-test, that was the first use.
+        engine.forward(&[0], Want::Last, None).await?;
+        engine.reset()?;
+    }
     let before = engine.counters();
     Ok(WebEngine {
         fixed: RefCell::new(describe(&engine)),

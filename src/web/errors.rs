@@ -44,6 +44,7 @@ fn details_of(error: &Error) -> Vec<(&'static str, JsValue)> {
         Error::Context { prompt, context } => {
             vec![("prompt", number(*prompt as u64)), ("context", number(*context as u64))]
         }
+        Error::SelfTest { backend, reason } => vec![("backend", JsValue::from_str(backend)), ("reason", text(reason))],
         Error::Quota { needed } => vec![("needed", number(*needed))],
         Error::Storage { path, reason } => vec![("path", text(path)), ("reason", text(reason))],
         _ => Vec::new(),

@@ -10,6 +10,7 @@ mod model;
 mod pack;
 mod print;
 mod progress;
+mod self_test;
 mod texts;
 mod unpack;
 mod verify;
@@ -34,6 +35,7 @@ enum Command {
     Unpack(unpack::Args),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    SelfTest(self_test::Args),
     Eval(eval::Args),
     Logits(logits::Args),
     Bench(bench::Args),
@@ -49,6 +51,7 @@ fn main() -> ExitCode {
         Command::Unpack(args) => unpack::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
+        Command::SelfTest(args) => self_test::run(args),
         Command::Eval(args) => eval::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),

@@ -7,7 +7,7 @@ use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
 use outrider::pack::{DirectorySink, Replace};
 use outrider::tensor::DType;
 
-use crate::{print, progress};
+use crate::{print, progress, self_test};
 
 /// Turn a checkpoint (config.json and safetensors) into a pack
 #[derive(clap::Args)]
@@ -58,6 +58,10 @@ pub fn run(args: Args) -> Result<()> {
     let bar = progress::bytes("packing");
     let packed = pack_checkpoint(&checkpoint, &options, sink, |done, total| progress::show(&bar, done, total))?;
     bar.finish_and_clear();
+    // Without one the pack is whole, too.
+    if let Err(e) = self_test::add(&args.output) {
+        eprintln!("note: the pack has no self-test: {e}");
+    }
     for note in &packed.notes {
         eprintln!("note: {note}");
     }
