@@ -42,19 +42,21 @@ function everyThird(cases) {
   return cases.filter((_, i) => i % 3 === 0);
 }
 
-function openChromium(search) {
-  return (server, use) => withPage(async (page) => {
+export function openChromium(search, executablePath) {
+  const open = (server, use) => async (page) => {
     const ready = () => page.waitForFunction(() => 'outrider' in globalThis);
     await page.goto(`${server.origin}/bare.html${search}`);
     await ready();
     await use({
+      evaluate: (script, argument) => page.evaluate(script, argument),
       call: (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]),
       async reload() {
         await page.reload();
         await ready();
       },
     });
-  });
+  };
+  return (server, use) => withPage(open(server, use), executablePath);
 }
 
 function remoteBrowser(name, executable, gpu) {
