@@ -41,7 +41,7 @@ enum Step {
     Doc,
     /// The wasm module, the npm package and the page are built, and the package is tested in Node and as it is published
     Package,
-    /// The package in Chromium (with lavapipe too), Firefox and WebKitGTK, and the page in Chromium
+    /// The package, the page and a built app in Chromium (the package with lavapipe too), Firefox and WebKitGTK
     Browser,
 }
 

@@ -39,7 +39,7 @@ for (const { name, gpu, skip, open } of BROWSERS.filter((browser) => browser.nam
           assert.deepEqual(books.flatMap(({ missed }) => missed), [], 'nothing was looked for that Safari lacks');
           const handles = books.filter((book) => book !== engine).map((book) => book.handles);
           assert.equal(handles.length, 2, 'two workers read the files');
-          assert.ok(!handles.flat().includes('read-only'));
+          assert.ok(!handles.flat().includes('read-only'), 'every handle is the only one of its file');
           if (backend === 'cpu') return assert.deepEqual(devices, []);
 
           context.diagnostic(`${submissions} submissions, ${mostOutstanding} outstanding, ${mostQueued} bytes queued`);
