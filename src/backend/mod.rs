@@ -51,7 +51,7 @@ pub trait Backend {
 
     /// Stores a weight: a matrix in its device layout, or a vector of f32 with its [`Map`](crate::model::plan::Map)
     /// already applied. Called once for every weight of the plan before the first pass.
-    fn write_weight(&mut self, weight: Weight, bytes: &[u8]) -> Result<()>;
+    fn write_weight<'a>(&'a mut self, weight: Weight, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>>;
 
     /// Forgets the sequence: zeroes every state.
     fn reset(&mut self) -> Result<()>;
@@ -84,8 +84,8 @@ pub trait Backend {
     /// Puts an expert's extent into a pool slot. What `run_experts` was called with before still sees the old content.
     fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()>;
 
-    /// Waits until what was written has been taken up, once more of it is under way than is counted in the workspace. To
-    /// be called after every weight and slot.
+    /// Waits until the backend can take up more. To be called before a pass begins, a slot is written or experts run:
+    /// each may submit what was recorded before it, and adds to what waits to be taken up.
     fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>>;
 
     /// Executes some of a layer's (row, rank) pairs. Their order does not matter.

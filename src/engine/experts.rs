@@ -150,10 +150,11 @@ impl Experts {
     /// Begins what can be begun without anything being waited for, such as reading guesses at the next layers.
     pub async fn look_ahead(&mut self, backend: &mut dyn Backend) -> Result<()> {
         self.take_up();
-        while let Some(action) = self.scheduler.next_action() {
-            self.act(action, usize::MAX, backend).await?;
+        loop {
+            backend.settle().await?;
+            let Some(action) = self.scheduler.next_action() else { return Ok(()) };
+            self.act(action, usize::MAX, backend)?;
         }
-        Ok(())
     }
 
     /// A layer's routing is known: begins to read what it lacks.
@@ -172,15 +173,17 @@ impl Experts {
     pub async fn run(&mut self, layer: usize, backend: &mut dyn Backend, stop: &Stop) -> Result<()> {
         loop {
             self.take_up();
+            // Before an action is taken up, which must not be lost when this future is dropped.
+            backend.settle().await?;
             match self.scheduler.next_action() {
-                Some(action) => self.act(action, layer, backend).await?,
+                Some(action) => self.act(action, layer, backend)?,
                 None if self.scheduler.layer_done() => return Ok(()),
                 None => self.wait(stop).await?,
             }
         }
     }
 
-    async fn act(&mut self, action: Action, layer: usize, backend: &mut dyn Backend) -> Result<()> {
+    fn act(&mut self, action: Action, layer: usize, backend: &mut dyn Backend) -> Result<()> {
         match action {
             Action::Read { key, demand } => self.read(key, demand),
             Action::Cancel { key } => {
@@ -191,7 +194,6 @@ impl Experts {
             Action::Upload { key, slot } => {
                 let bytes = self.landed.remove(&key).expect("what is uploaded has arrived");
                 backend.write_slot(slot as usize, &bytes)?;
-                backend.settle().await?;
             }
             Action::Drop { key } => drop(self.landed.remove(&key)),
             Action::Run { items } => backend.run_experts(layer, &items)?,

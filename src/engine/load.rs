@@ -324,8 +324,7 @@ async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut im
         if let WeightKind::Vector { map, .. } = spec.kind {
             apply(map, &mut bytes)?;
         }
-        backend.write_weight(Weight(i), &bytes)?;
-        backend.settle().await?;
+        backend.write_weight(Weight(i), &bytes).await?;
         done += spec.bytes() as u64;
         on_progress(done, total);
     }

@@ -277,6 +277,7 @@ impl Engine {
     async fn pass(&mut self, tokens: &[u32], mut probe: Option<&mut Probe>) -> Result<()> {
         self.stop.check()?;
         let embeddings = self.pack.embedding_rows(tokens).await?;
+        self.backend.settle().await?;
         self.backend.begin(self.sequence.len(), &embeddings)?;
         if let Some(probe) = probe.as_deref_mut() {
             append(&mut probe.hidden, 0, embeddings);

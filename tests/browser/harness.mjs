@@ -16,33 +16,37 @@ const ARGS = [
 /** Software rendering on a busy machine is slow, and no test measures time by its time-out. */
 export const PATIENCE = 180_000;
 
-export function launchOptions() {
-  const executablePath = process.env.OUTRIDER_CHROMIUM;
+export function launchOptions(executablePath = process.env.OUTRIDER_CHROMIUM) {
   if (!executablePath) {
     throw new Error('OUTRIDER_CHROMIUM must name a Chromium executable (cargo xtask test sets it)');
   }
   return { executablePath, args: ARGS, ignoreDefaultArgs: ['--disable-gpu'], timeout: PATIENCE };
 }
 
-let launching;
+const launched = new Map();
 
-/** The browser of this run. */
-export function browser() {
-  launching ??= chromium.launch(launchOptions());
-  return launching;
+/** This run's browser of that executable, or of the plain Chromium. */
+export function browser(executablePath) {
+  if (!launched.has(executablePath)) launched.set(executablePath, chromium.launch(launchOptions(executablePath)));
+  return launched.get(executablePath);
 }
 
-export async function closeBrowser() {
-  if (launching) await (await launching).close();
-  launching = undefined;
+export async function closeBrowser(executablePath) {
+  const launching = launched.get(executablePath);
+  launched.delete(executablePath);
+  await (await launching)?.close();
+}
+
+export async function closeBrowsers() {
+  for (const executablePath of launched.keys()) await closeBrowser(executablePath);
 }
 
 /**
  * Calls `use(page)` with a page in a context of its own. Fails if a script in it threw an error that nothing caught;
- * when anything fails, what the page wrote to its console is printed.
+ * when anything fails, what the page wrote to its console is printed. `executablePath` names another Chromium.
  */
-export async function withPage(use) {
-  const context = await (await browser()).newContext();
+export async function withPage(use, executablePath) {
+  const context = await (await browser(executablePath)).newContext();
   const console = [];
   const errors = [];
   // On the context, so that pages opened later and their workers are heard too.

@@ -4,13 +4,13 @@
 import { readdirSync } from 'node:fs';
 import { after, describe } from 'node:test';
 
-import { closeBrowser } from './harness.mjs';
+import { closeBrowsers } from './harness.mjs';
 
 const specs = new URL('specs/', import.meta.url);
 
 // A suite around all others: hooks outside of any wait until nothing keeps the process alive, and the browser does.
 describe('browser suite', async () => {
-  after(closeBrowser);
+  after(closeBrowsers);
   for (const file of readdirSync(specs).sort()) {
     if (file.endsWith('.mjs')) await import(new URL(file, specs));
   }

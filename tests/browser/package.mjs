@@ -25,8 +25,9 @@ export function servePackage(options = {}) {
 
 /**
  * Where the package is tested. `open(server, use)` calls `use(page)` with a fresh profile and `fixtures/bare.html`:
- * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again. `some(cases)` are those that
- * this run tries there.
+ * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again. `visit(server, search,
+ * watch, use)` does so with the server's own page, made to obey (`fixtures/driver.js`), where nothing else drives it.
+ * `some(cases)` are those that this run tries there.
  */
 export const BROWSERS = [
   { name: 'Chromium', gpu: true, skip: false, open: openChromium('') },
@@ -42,31 +43,39 @@ function everyThird(cases) {
   return cases.filter((_, i) => i % 3 === 0);
 }
 
-function openChromium(search) {
-  return (server, use) => withPage(async (page) => {
+export function openChromium(search, executablePath) {
+  const open = (server, use) => async (page) => {
     const ready = () => page.waitForFunction(() => 'outrider' in globalThis);
     await page.goto(`${server.origin}/bare.html${search}`);
     await ready();
     await use({
+      evaluate: (script, argument) => page.evaluate(script, argument),
       call: (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]),
       async reload() {
         await page.reload();
         await ready();
       },
     });
-  });
+  };
+  return (server, use) => withPage(open(server, use), executablePath);
 }
 
 function remoteBrowser(name, executable, gpu) {
   const skip = executable ? false : `no ${name} was found`;
-  const open = async (server, use) => {
+  const start = async (server, address, use) => {
     const remote = new Remote();
     server.routes.set('/remote', (request, response) => remote.handle(request, response));
     const call = remote.call.bind(remote);
     const page = { call, reload: () => call('reload') };
-    await withRemoteBrowser(name, executable, `${server.origin}/bare.html?remote`, remote, () => use(page));
+    await withRemoteBrowser(name, executable, `${server.origin}${address}`, remote, () => use(page));
   };
-  return { name, gpu, skip, open };
+  const open = (server, use) => start(server, '/bare.html?remote', use);
+  const visit = (server, search, watch, use) => {
+    const driven = (html) => `${html}`.replace('<head>', `<head><script src="/remote/driver.js" data-watch="${watch}"></script>`);
+    const end = server.fault(/^\/(index\.html)?$/, { body: driven });
+    return start(server, `/${search}`, use).finally(end);
+  };
+  return { name, gpu, skip, open, visit };
 }
 
 /** Loads a model into the page; what the package reported on the way. */

@@ -1,10 +1,17 @@
 // Browsers without an automation protocol that this suite could use: started with an address, they drive themselves.
-// The page asks its server for what to do next and posts what came of it (`fixtures/bare.js`).
+// The page asks its server for what to do next and posts what came of it (`fixtures/driver.js`).
 
 import { spawn } from 'node:child_process';
-import { mkdtemp, rm, writeFile } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import os from 'node:os';
 import path from 'node:path';
+
+import { PATIENCE } from './harness.mjs';
+
+const DRIVER = await readFile(new URL('fixtures/driver.js', import.meta.url));
+
+/** A whole reply may be waited for in one call. */
+const CALL_PATIENCE = 2 * PATIENCE;
 
 /** Commands on their way to a page, and back. */
 export class Remote {
@@ -16,6 +23,11 @@ export class Remote {
 
   /** Answers the page's requests; see `startServer`'s `routes`. */
   handle(request, response) {
+    if (request.url.endsWith('/driver.js')) {
+      response.setHeader('Content-Type', 'text/javascript; charset=utf-8');
+      response.end(DRIVER);
+      return;
+    }
     if (request.url.includes('/next')) {
       this.#poll?.end();
       this.#poll = response;
@@ -38,7 +50,14 @@ export class Remote {
     return new Promise((resolve, reject) => {
       if (this.#ended) return reject(this.#ended);
       const id = this.#id++;
-      this.#waiting[id] = { resolve, reject };
+      // A page that was left, or that never came, cannot tell.
+      const late = () => reject(new Error(`the page did not answer \`${name}\` within ${CALL_PATIENCE / 1000} s`));
+      const timer = setTimeout(late, CALL_PATIENCE);
+      const settle = (act) => (value) => {
+        clearTimeout(timer);
+        act(value);
+      };
+      this.#waiting[id] = { resolve: settle(resolve), reject: settle(reject) };
       this.#commands.push({ id, name, args });
       this.#hand();
     });

@@ -82,10 +82,11 @@ export async function startServer({ mounts, port = 0, isolated = false, csp, cor
     routes,
     /**
      * Makes requests misbehave whose path matches `pattern` (a string it contains, or a regular expression); returns a
-     * function that ends it. `fault` may hold: `status` (an answer without the file), `cutAfter` (break the connection
-     * after that many bytes), `truncate` (pretend that the file is that long), `flip` (flip a bit of the byte at that
-     * offset), `body` (a function that makes other content from the file's), `ignoreRange`, `hang` (never answer),
-     * `delay` (milliseconds before the answer), `rate` (bytes per second), `times` (how many requests it applies to).
+     * function that ends it. Of several that match, the latest counts. `fault` may hold: `status` (an answer without the
+     * file), `gone` (no answer, as if there were no network), `cutAfter` (break the connection after that many bytes),
+     * `truncate` (pretend that the file is that long), `flip` (flip a bit of the byte at that offset), `body` (a function
+     * that makes other content from the file's), `ignoreRange`, `hang` (never answer), `delay` (milliseconds before the
+     * answer), `rate` (bytes per second), `times` (how many requests it applies to).
      */
     fault(pattern, fault) {
       const item = { pattern, times: Infinity, ...fault };
@@ -100,7 +101,7 @@ export async function startServer({ mounts, port = 0, isolated = false, csp, cor
 }
 
 function takeFault(faults, pathname) {
-  for (const fault of faults) {
+  for (const fault of [...faults].reverse()) {
     const hit = typeof fault.pattern === 'string' ? pathname.includes(fault.pattern) : fault.pattern.test(pathname);
     if (hit && fault.times > 0) {
       fault.times -= 1;
@@ -133,6 +134,7 @@ async function respond(request, response, file, fault, entry) {
     response.end(text);
   };
   if (fault.hang) return;
+  if (fault.gone) return response.socket.destroy();
   if (fault.delay) await sleep(fault.delay);
   if (fault.status) return finish(fault.status, `status ${fault.status}, as asked`);
   if (request.method === 'OPTIONS') return finish(204);

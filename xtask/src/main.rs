@@ -6,6 +6,7 @@
 mod bench;
 mod demo;
 mod exec;
+mod lavapipe;
 mod setup;
 mod stamp;
 mod tally;

@@ -131,7 +131,7 @@ fn has_gpu() -> bool {
     render_node || Path::new("/dev/nvidia0").exists()
 }
 
-fn lavapipe() -> Option<PathBuf> {
+pub fn lavapipe() -> Option<PathBuf> {
     ["/usr/share/vulkan/icd.d", "/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"]
         .iter()
         .filter_map(|dir| std::fs::read_dir(dir).ok())
@@ -148,7 +148,7 @@ pub fn has_nextest(root: &Path) -> bool {
 }
 
 /// Installs a package on Debian and its like when run as root. Says so; `false` when that is not possible.
-fn apt_install(package: &str, why: &str) -> bool {
+pub fn apt_install(package: &str, why: &str) -> bool {
     if !can_apt() {
         return false;
     }

@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::exec::{self, cargo, find};
 use crate::tally::Tally;
 use crate::web::{self, Profile};
-use crate::{say, setup};
+use crate::{lavapipe, say, setup};
 
 #[derive(Args)]
 pub struct Options {
@@ -41,7 +41,7 @@ enum Step {
     Doc,
     /// The wasm module, the npm package and the page are built, and the package is tested in Node and as it is published
     Package,
-    /// The package in Chromium, Firefox and WebKitGTK, and the page in Chromium
+    /// The package, the page and a built app in Chromium (the package with lavapipe too), Firefox and WebKitGTK
     Browser,
 }
 
@@ -236,11 +236,15 @@ impl Suite<'_> {
             .arg("tests/browser/main.mjs")
             .args(self.options.quick.then_some("--quick"))
             .args(self.options.full.then_some("--full"))
-            .env("OUTRIDER_CHROMIUM", chromium);
+            .env("OUTRIDER_CHROMIUM", &chromium);
         if !self.options.quick {
             // Firefox's WebGPU is to find the same driver as the native tests do.
             command.envs(setup::vulkan().ok().flatten().map(|path| ("VK_DRIVER_FILES", path)));
-            for (variable, found) in [("OUTRIDER_FIREFOX", setup::firefox()), ("OUTRIDER_WEBKIT", setup::webkit())] {
+            for (variable, found) in [
+                ("OUTRIDER_CHROMIUM_LAVAPIPE", lavapipe::chromium(self.root, &chromium)),
+                ("OUTRIDER_FIREFOX", setup::firefox()),
+                ("OUTRIDER_WEBKIT", setup::webkit()),
+            ] {
                 match found {
                     Ok(path) => _ = command.env(variable, path),
                     Err(why) if self.ci => return Err(why),

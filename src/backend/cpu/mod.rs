@@ -239,12 +239,12 @@ impl Backend for Cpu {
         &self.limits
     }
 
-    fn write_weight(&mut self, weight: Weight, bytes: &[u8]) -> Result<()> {
+    fn write_weight<'a>(&'a mut self, weight: Weight, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
         match self.plan.weights[weight.0].kind {
             WeightKind::Matrix(_) => self.matrices[weight.0] = bytes.to_vec(),
             WeightKind::Vector { .. } => self.vectors[weight.0] = pod_collect_to_vec(bytes),
         }
-        Ok(())
+        ready(Ok(())).boxed_local()
     }
 
     fn reset(&mut self) -> Result<()> {

@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_channel::oneshot;
-
 use super::pipelines::Cache;
 use super::tuning::Tuning;
 use crate::error::{Error, Result};
@@ -106,25 +104,6 @@ impl Device {
             Some(Fault::Lost(reason)) => Err(Error::DeviceLost(reason)),
             Some(Fault::Error(reason)) => Err(Error::Gpu(reason)),
         }
-    }
-
-    /// Waits until the GPU has done everything that it was given.
-    pub(super) async fn caught_up(&self) -> Result<()> {
-        // Natively, writes go with the next submission.
-        let submission = self.queue.submit([]);
-        let (send, done) = oneshot::channel();
-        self.queue.on_submitted_work_done(move || {
-            // The receiver is gone when the caller stopped waiting.
-            let _ = send.send(());
-        });
-        let wait = wgpu::PollType::Wait { submission_index: Some(submission), timeout: None };
-        let polled = self.device.poll(wait);
-        self.check()?;
-        polled.map_err(|e| Error::Gpu(e.to_string()))?;
-        // Dropped without an answer when the device is lost.
-        let answered = done.await;
-        self.check()?;
-        answered.map_err(|_| Error::DeviceLost("it did not finish its work".to_owned()))
     }
 
     /// Runs `make` and reports what it did wrong as the call's own error.

@@ -5,6 +5,7 @@
 //! when the host needs a result or is about to write something the commands read: twice a layer.
 
 mod device;
+mod in_flight;
 mod ops;
 mod pipelines;
 mod program;
@@ -27,6 +28,7 @@ use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::model::plan::{Buf, Limits, Plan, Weight};
 use crate::tensor::Layout;
+use in_flight::{InFlight, SUBMISSIONS};
 use pipelines::{Dispatch, Pipelines};
 use program::{AHEAD, Activation, Id, Pass, Program, UNIFORM};
 use readback::Readback;
@@ -41,6 +43,8 @@ pub struct Stats {
     pub readback_bytes: u64,
     /// The most bytes that were written and perhaps not yet taken up.
     pub queued_bytes: u64,
+    /// The most submissions that were outstanding at once.
+    pub in_flight: usize,
 }
 
 #[derive(Default)]
@@ -67,6 +71,8 @@ pub struct Gpu {
     reading: Vec<Id>,
     /// What came back with a layer's routing: the layers it is about, and their scores.
     foreseen: (Range<usize>, Vec<Vec<f32>>),
+    /// Submissions that the GPU has not finished.
+    in_flight: InFlight,
     /// Bytes written since the GPU was last known to have caught up.
     queued: u64,
     stats: Stats,
@@ -108,7 +114,7 @@ impl Gpu {
             .await;
         // A pipeline that failed must not be handed to the next backend.
         let (layers, head) = made.inspect_err(|_| device.forget_pipelines())?;
-        program.params_bytes = Vec::new();
+        let queued = std::mem::take(&mut program.params_bytes).len() as u64;
         Ok(Gpu {
             device,
             plan,
@@ -121,8 +127,9 @@ impl Gpu {
             pass: Pass::default(),
             reading: Vec::new(),
             foreseen: (0..0, Vec::new()),
-            queued: 0,
-            stats: Stats::default(),
+            in_flight: InFlight::default(),
+            queued,
+            stats: Stats { queued_bytes: queued, ..Stats::default() },
         })
     }
 
@@ -147,11 +154,18 @@ impl Gpu {
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
     }
 
-    /// Submits what was recorded.
+    /// Submits what was recorded. The way must be clear, see [`make_way`](Self::make_way).
     fn submit(&mut self) -> Option<wgpu::SubmissionIndex> {
         let encoder = self.encoder.take()?;
+        Some(self.submit_commands([encoder.finish()]))
+    }
+
+    fn submit_commands<const N: usize>(&mut self, commands: [wgpu::CommandBuffer; N]) -> wgpu::SubmissionIndex {
+        let submission = self.device.queue.submit(commands);
+        self.in_flight.add(&self.device, submission.clone());
         self.stats.submissions += 1;
-        Some(self.device.queue.submit([encoder.finish()]))
+        self.stats.in_flight = self.in_flight.most();
+        submission
     }
 
     /// Writes to a buffer, after the commands recorded so far: writes take effect ahead of the next submission.
@@ -166,14 +180,27 @@ impl Gpu {
         self.stats.queued_bytes = self.stats.queued_bytes.max(self.queued);
     }
 
-    /// See [`Backend::settle`]. Browsers keep every write in memory of their own until the GPU comes to it.
-    async fn catch_up(&mut self) -> Result<()> {
-        if self.queued > self.program.upload_queue() {
-            self.submit();
-            self.device.caught_up().await?;
+    /// Waits until what was recorded may be submitted.
+    async fn make_way(&mut self) -> Result<()> {
+        match self.encoder {
+            Some(_) => self.in_flight.down_to(&self.device, SUBMISSIONS - 1).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until `bytes` may be written, and submitted what was recorded before them, within the queue that the ledger
+    /// counts: browsers keep every write in memory of their own until the GPU comes to it.
+    async fn make_room(&mut self, bytes: u64) -> Result<()> {
+        if self.queued + bytes > self.program.upload_queue() {
+            self.in_flight.down_to(&self.device, SUBMISSIONS - 1).await?;
+            // Natively, writes go with the next submission, and there may be nothing else to submit.
+            if self.submit().is_none() {
+                self.submit_commands([]);
+            }
+            self.in_flight.down_to(&self.device, 0).await?;
             self.queued = 0;
         }
-        Ok(())
+        self.make_way().await
     }
 
     /// Records dispatches. `choose` picks them from the layers and the head.
@@ -209,7 +236,8 @@ impl Gpu {
     }
 
     /// Submits and asks for the first `bytes` of a read-back buffer.
-    fn start_read(&mut self, target: Id, bytes: u64) -> Result<(Readback, wgpu::SubmissionIndex)> {
+    async fn start_read(&mut self, target: Id, bytes: u64) -> Result<(Readback, wgpu::SubmissionIndex)> {
+        self.make_way().await?;
         let submission = self.submit().ok_or_else(|| Error::Gpu("nothing was recorded to read back".to_owned()))?;
         self.reading.push(target);
         self.stats.readbacks += 1;
@@ -241,7 +269,7 @@ impl Gpu {
             let range = 4 * (first * stride) as u64..4 * (last * stride) as u64;
             self.free(target);
             let bytes = self.copy_back(id, range, target, 0);
-            let read = self.start_read(target, bytes)?;
+            let read = self.start_read(target, bytes).await?;
             let bytes = self.finish_read(target, read).await?;
             for row in bytes.chunks_exact(4 * stride) {
                 out.extend(floats(&row[..4 * width]));
@@ -300,7 +328,7 @@ impl Gpu {
         };
         self.free(routed.read);
         let bytes = self.record_foresee(ahead.clone(), routed.read, 0);
-        let read = self.start_read(routed.read, bytes)?;
+        let read = self.start_read(routed.read, bytes).await?;
         let bytes = self.finish_read(routed.read, read).await?;
         self.unpack_foreseen(ahead, &bytes);
         Ok(std::mem::take(&mut self.foreseen.1))
@@ -321,9 +349,10 @@ impl Gpu {
         let at = self.copy_back(routed.choice, 0..n, routed.read, 0);
         let at = self.copy_back(routed.choice, weights..weights + n, routed.read, at);
         let bytes = self.record_foresee(ahead.clone(), routed.read, at);
-        let read = self.start_read(routed.read, bytes)?;
+        let read = self.start_read(routed.read, bytes).await?;
         // The GPU computes these while the host waits, and reads experts.
         self.record(|layers, _| &layers[layer].shared, pass);
+        self.make_way().await?;
         self.submit();
         let bytes = self.finish_read(routed.read, read).await?;
         let (choice, foreseen) = bytes.split_at(2 * n as usize);
@@ -348,6 +377,7 @@ impl Gpu {
         while first < rows.end {
             let n = (rows.end - first).min(self.limits.head_rows);
             let pass = Pass { m: n as u32, ..self.pass };
+            self.make_room(UNIFORM).await?;
             self.upload(self.program.chunk, UNIFORM, bytemuck::cast_slice(&[pass.m, pass.pos]));
             let (source, target) = (self.buffer(residual.id).clone(), self.buffer(head_in).clone());
             let row = 4 * residual.stride as u64;
@@ -360,39 +390,54 @@ impl Gpu {
     }
 
     /// Writes a matrix into its windows, or a vector into its one.
-    fn write_windows(&mut self, weight: Weight, bytes: &[u8]) {
+    async fn write_windows(&mut self, weight: Weight, bytes: &[u8]) -> Result<()> {
+        self.device.check()?;
+        let spec = &self.plan.weights[weight.0];
+        let expected = spec.bytes();
+        if bytes.len() > expected || bytes.len() + 16 <= expected {
+            let (path, expected) = (spec.tensor.clone(), expected as u64);
+            return Err(Error::Truncated { path, expected, actual: bytes.len() as u64 });
+        }
         for window in self.program.weights[weight.0].clone() {
             match window.layout {
-                None => self.upload(window.id, 0, bytes),
+                None => self.upload_pieces(window.id, 0, bytes).await?,
                 Some(layout) => {
                     let whole = Layout { rows: self.matrix_rows(weight), ..layout };
                     for (plane, (to, from)) in layout.planes().into_iter().zip(whole.planes()).enumerate() {
                         let row = to.len() / layout.rows;
                         let start = from.start + window.rows.start * row;
                         if plane == 0 || row > 0 {
-                            self.upload_padded(window.id, to.start as u64, &bytes[start..start + to.len()]);
+                            let part = &bytes[start..start + to.len()];
+                            self.upload_pieces(window.id, to.start as u64, part).await?;
                         }
                     }
                 }
             }
         }
+        self.device.check()
     }
 
     fn matrix_rows(&self, weight: Weight) -> usize {
         self.program.weights[weight.0].last().map_or(0, |w| w.rows.end)
     }
 
-    /// Uploads bytes whose number need not be a multiple of four.
-    fn upload_padded(&mut self, id: Id, offset: u64, bytes: &[u8]) {
-        let whole = bytes.len() / 4 * 4;
-        if whole > 0 {
-            self.upload(id, offset, &bytes[..whole]);
+    /// Uploads bytes, whose number need not be a multiple of four, in pieces that keep the queue within its bounds.
+    async fn upload_pieces(&mut self, id: Id, offset: u64, bytes: &[u8]) -> Result<()> {
+        let piece = (self.program.upload_queue() / 2).next_multiple_of(4);
+        for (i, part) in bytes.chunks(piece as usize).enumerate() {
+            self.make_room(part.len().next_multiple_of(4) as u64).await?;
+            let offset = offset + i as u64 * piece;
+            let (whole, rest) = part.split_at(part.len() / 4 * 4);
+            if !whole.is_empty() {
+                self.upload(id, offset, whole);
+            }
+            if !rest.is_empty() {
+                let mut last = [0; 4];
+                last[..rest.len()].copy_from_slice(rest);
+                self.upload(id, offset + whole.len() as u64, &last);
+            }
         }
-        if whole < bytes.len() {
-            let mut last = [0; 4];
-            last[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
-            self.upload(id, offset + whole as u64, &last);
-        }
+        Ok(())
     }
 }
 
@@ -430,16 +475,8 @@ impl Backend for Gpu {
         &self.limits
     }
 
-    fn write_weight(&mut self, weight: Weight, bytes: &[u8]) -> Result<()> {
-        self.device.check()?;
-        let spec = &self.plan.weights[weight.0];
-        let expected = spec.bytes();
-        if bytes.len() > expected || bytes.len() + 16 <= expected {
-            let (path, expected) = (spec.tensor.clone(), expected as u64);
-            return Err(Error::Truncated { path, expected, actual: bytes.len() as u64 });
-        }
-        self.write_windows(weight, bytes);
-        self.device.check()
+    fn write_weight<'a>(&'a mut self, weight: Weight, bytes: &'a [u8]) -> LocalBoxFuture<'a, Result<()>> {
+        self.write_windows(weight, bytes).boxed_local()
     }
 
     fn reset(&mut self) -> Result<()> {
@@ -528,7 +565,7 @@ impl Backend for Gpu {
     }
 
     fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>> {
-        self.catch_up().boxed_local()
+        self.make_room(self.program.write_bytes()).boxed_local()
     }
 
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {

@@ -132,6 +132,8 @@ pub struct Program {
     pub params: Id,
     pub params_bytes: Vec<u8>,
     pub read_rows: Id,
+    /// Bytes that a pass writes when it begins.
+    pub begin_bytes: u64,
     pub layers: Vec<LayerSteps>,
     pub head: Vec<Step>,
 }
@@ -159,6 +161,9 @@ impl Program {
         (program.layers, program.head) = (layers, head);
         let params = program.params_bytes.len().max(UNIFORM as usize);
         program.buffers[program.params.0].bytes = params as u64;
+        let rows = [Some(plan.residual), plan.rope].into_iter().flatten();
+        let rows: u64 = rows.map(|buf| program.buffers[program.activations[buf.0].id.0].bytes).sum();
+        program.begin_bytes = rows + UNIFORM;
         for spec in &program.buffers {
             if spec.bytes > tuning.max_binding {
                 return Err(Error::NoGpu(format!(
@@ -188,7 +193,13 @@ impl Program {
 
     /// Bytes that may be written before the GPU is waited for.
     pub fn upload_queue(&self) -> u64 {
-        (UPLOADS_QUEUED * self.pool.slot_bytes).max(UPLOADS_AT_LEAST) as u64
+        (UPLOADS_QUEUED * self.pool.slot_bytes).max(UPLOADS_AT_LEAST) as u64 + self.write_bytes()
+    }
+
+    /// Bytes that are written at once at most, weights aside: an expert, a work list, or what a pass begins with.
+    pub fn write_bytes(&self) -> u64 {
+        let work = self.routed.map_or(0, |routed| self.buffers[routed.work.0].bytes);
+        (self.pool.slot_bytes as u64).max(work).max(self.begin_bytes)
     }
 
     /// Where a slot lies: its arena and the byte offset there.
@@ -220,6 +231,7 @@ impl<'a> Compiler<'a> {
             params: Id(0),
             params_bytes: Vec::new(),
             read_rows: Id(0),
+            begin_bytes: 0,
             layers: Vec::new(),
             head: Vec::new(),
         };

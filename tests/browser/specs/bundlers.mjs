@@ -13,7 +13,7 @@ import webpack from 'webpack';
 
 import { install, pack } from '../../../pkg/test/packed.mjs';
 import { PATIENCE, withPage } from '../harness.mjs';
-import { REPLIES, ROOT } from '../package.mjs';
+import { BROWSERS, REPLIES, ROOT } from '../package.mjs';
 import { startServer } from '../server.mjs';
 
 const POLICY = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'; img-src data:";
@@ -107,6 +107,24 @@ describe('an app with the package', { timeout: 4 * PATIENCE, skip }, () => {
       assert.equal(await reply.getAttribute('data-done'), version);
       assert.equal(await page.evaluate(() => crossOriginIsolated), false);
       assert.deepEqual(refused, []);
+    });
+  }
+
+  for (const { name, skip, visit } of BROWSERS.filter((browser) => browser.visit)) {
+    test(`vite, in ${name}: answers as recorded`, { skip }, async () => {
+      const out = path.join(project, 'out', name);
+      await BUILDS.vite(out);
+      const server = await startServer({ mounts: { '/': out, '/models': `${ROOT}models` }, csp: POLICY });
+      try {
+        await visit(server, `?${new URLSearchParams({ prompt })}`, [], async ({ call }) => {
+          const done = await call('attribute', '#reply[data-done]', 'data-done');
+          assert.deepEqual(await call('texts', '#reply'), [text]);
+          assert.equal(done, version);
+          assert.deepEqual(await call('problems'), []);
+        });
+      } finally {
+        await server.close();
+      }
     });
   }
 

@@ -100,7 +100,7 @@ struct Case {
 impl Case {
     fn load(&self, backend: &mut impl Backend) {
         for (i, bytes) in self.weights.iter().enumerate() {
-            backend.write_weight(Weight(i), bytes).unwrap();
+            block_on(backend.write_weight(Weight(i), bytes)).unwrap();
         }
         backend.reset().unwrap();
     }
