@@ -105,7 +105,8 @@ async function within(
     } catch (error) {
       // A GPU that has no more memory says so.
       last = error;
-      if ((error as OutriderError).code !== 'gpu' || !(await memory.fail(budget))) throw error;
+      const { code, message } = error as OutriderError;
+      if (code !== 'gpu' || !/memory/i.test(message) || !(await memory.fail(budget))) throw error;
     }
   }
 }
