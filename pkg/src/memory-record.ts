@@ -47,11 +47,19 @@ export class MemoryRecord {
 
   /** The budget to load a model with. It is on record when this returns. */
   async begin(model: { smallest: number; whole: number }): Promise<Choice> {
-    const choice = steps.choose(this.#known, model, this.#device, this.#alone);
-    this.#notices = [...this.#notices, ...choice.notices];
+    let choice = steps.choose(this.#known, model, this.#device, this.#alone);
     if (choice.budget !== undefined && this.#alone && !steps.isHarmless(choice.budget)) {
-      await this.#write({ ...this.#known, trying: { budget: choice.budget, id: this.#id, survived: false } });
+      try {
+        await this.#write({ ...this.#known, trying: { budget: choice.budget, id: this.#id, survived: false } });
+      } catch {
+        // Storage is full, perhaps. What cannot be put on record is not tried.
+        const { trying: _, ...known } = this.#known;
+        this.#known = known;
+        choice = steps.choose(known, model, this.#device, false);
+        choice.notices = choice.notices.map(() => 'what works of memory could not be written down, so no more is tried');
+      }
     }
+    this.#notices = [...this.#notices, ...choice.notices];
     return choice;
   }
 
@@ -59,7 +67,8 @@ export class MemoryRecord {
   async fail(budget: number): Promise<boolean> {
     if (!this.#alone) return false;
     this.#notices = [`${steps.mib(budget)} of memory could not be had, so less is taken`];
-    await this.#write(steps.failed(this.#known, budget, Date.now()));
+    // What cannot be written down is known for now.
+    await this.#write(steps.failed(this.#known, budget, Date.now())).catch(() => {});
     return true;
   }
 

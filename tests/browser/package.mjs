@@ -26,7 +26,8 @@ export function servePackage(options = {}) {
 /**
  * Where the package is tested. `open(server, use)` calls `use(page)` with a fresh profile and `fixtures/bare.html`:
  * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again. `some(cases)` are those that
- * this run tries there.
+ * this run tries there. `page.send(method, params)` is there in Chromium, for its DevTools protocol, and `open`'s third
+ * argument may hold `prefs` for Firefox.
  */
 export const BROWSERS = [
   { name: 'Chromium', gpu: true, skip: false, open: openChromium('') },
@@ -49,6 +50,9 @@ function openChromium(search) {
     await ready();
     await use({
       call: (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]),
+      async send(method, params) {
+        return (await page.context().newCDPSession(page)).send(method, params);
+      },
       async reload() {
         await page.reload();
         await ready();
@@ -59,12 +63,12 @@ function openChromium(search) {
 
 function remoteBrowser(name, executable, gpu) {
   const skip = executable ? false : `no ${name} was found`;
-  const open = async (server, use) => {
+  const open = async (server, use, { prefs } = {}) => {
     const remote = new Remote();
     server.routes.set('/remote', (request, response) => remote.handle(request, response));
     const call = remote.call.bind(remote);
     const page = { call, reload: () => call('reload') };
-    await withRemoteBrowser(name, executable, `${server.origin}/bare.html?remote`, remote, () => use(page));
+    await withRemoteBrowser(name, executable, `${server.origin}/bare.html?remote`, remote, () => use(page), prefs);
   };
   return { name, gpu, skip, open };
 }
