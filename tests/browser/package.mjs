@@ -113,3 +113,18 @@ export async function answersAsRecorded(page, replies = REPLIES) {
     assert.equal(reply.choices[0].message.content, text);
   }
 }
+
+/**
+ * Serves the package with `memoryBudget: 'auto'` beginning at 18 MiB, so that the bundled model has several steps, on a
+ * device of which nothing is known. Returns what ends that.
+ */
+export function fewSteps(server) {
+  const edited = (from, to) => (script) => {
+    assert.ok(String(script).includes(from), `${from} is not in the script`);
+    return String(script).replace(from, to);
+  };
+  return [
+    server.fault('memory-steps.js', { body: edited('512 * 2 ** 20', '18 * 2 ** 20') }),
+    server.fault('memory-record.js', { body: edited('navigator.deviceMemory', 'undefined') }),
+  ];
+}

@@ -7,23 +7,14 @@ import path from 'node:path';
 import { after, before, describe, test } from 'node:test';
 
 import { PATIENCE, withKillable, withPage } from '../harness.mjs';
-import { BROWSERS, MODEL, REPLIES, answersAsRecorded, load, servePackage } from '../package.mjs';
+import { BROWSERS, REPLIES, answersAsRecorded, fewSteps, load, servePackage } from '../package.mjs';
 
 const MIB = 2 ** 20;
 const AUTO = { backend: 'cpu', memoryBudget: 'auto' };
 
-/** Replaces what must be there. */
-const edited = (...pairs) => (script) =>
-  pairs.reduce((text, [from, to]) => {
-    assert.ok(text.includes(from), `${from} is not in the script`);
-    return text.replace(from, to);
-  }, String(script));
-
-/** Serves the package with steps that the bundled model has several of, on a device that nothing is known of. */
 async function serve() {
   const server = await servePackage();
-  server.fault('memory-steps.js', { body: edited(['512 * 2 ** 20', '18 * 2 ** 20']) });
-  server.fault('memory-record.js', { body: edited(['navigator.deviceMemory', 'undefined']) });
+  fewSteps(server);
   return server;
 }
 

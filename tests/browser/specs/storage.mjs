@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { after, before, describe, test } from 'node:test';
 
 import { PATIENCE } from '../harness.mjs';
-import { BROWSERS, MODEL, REPLIES, answersAsRecorded, load, servePackage } from '../package.mjs';
+import { BROWSERS, REPLIES, answersAsRecorded, fewSteps, load, servePackage } from '../package.mjs';
 
 const CPU = { backend: 'cpu' };
 
@@ -99,10 +99,9 @@ for (const { name, skip, open } of BROWSERS)
           await page.send('Storage.overrideQuotaForOrigin', { origin: server.origin, quotaSize: 1e6 });
           server.log.length = 0;
           await loads(page);
-          const steps = (script) => String(script).replace('512 * 2 ** 20', '18 * 2 ** 20');
-          const end = server.fault('memory-steps.js', { body: steps });
+          const ends = fewSteps(server);
           await loads(page, { ...CPU, memoryBudget: 'auto' });
-          end();
+          for (const end of ends) end();
           const { notices } = await page.call('stats');
           assert.match(notices.join(' '), /could not be written down/);
           assert.equal(sent(), 0);
