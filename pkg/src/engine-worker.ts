@@ -3,6 +3,8 @@
 import { type OutriderError, aborted, fail } from './errors.js';
 import { Files } from './flash-files.js';
 import type { LoadArgs } from './load-args.js';
+import { MemoryRecord } from './memory-record.js';
+import { mib } from './memory-steps.js';
 import { type Context, serve } from './serve.js';
 import { Server } from './server.js';
 import type { ChatCompletionRequest, Progress, Stats } from './types.js';
@@ -13,13 +15,15 @@ let files: Files | undefined;
 let engine: WebEngine | undefined;
 /** What the user should know about how the model came here. */
 let notices: string[] = [];
+/** What is learnt about memory, where the budget is to be found. */
+let memory: MemoryRecord | undefined;
 /** The reply being generated, and those to come. */
 let running: number | undefined;
 const queued = new Set<number>();
 const stopped = new Set<number>();
 let last: Promise<unknown> = Promise.resolve();
 
-const fatal = serve({ load, chat, stats, abort, dispose });
+const fatal = serve({ load, chat, stats, abort, settle, dispose });
 
 // A trap (a panic, or memory that could not grow) ends a call without settling its promise.
 self.addEventListener('error', (event) => {
@@ -47,14 +51,16 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
   files = store;
   // What the model will need is judged by the backend it will run on.
   const backend = args.backend === 'auto' ? ((await hasAdapter()) ? 'gpu' : 'cpu') : args.backend;
-  const options = { budget: args.budget, context: args.context, f16: args.f16 };
+  const options = { context: args.context, f16: args.f16 };
+  if (args.budget === 'auto') memory = await MemoryRecord.open(backend, args.attempt, args.left, args.watched);
   const inUse = new Use(`outrider-use-${args.directory}`);
   const bring = () =>
     exclusively(`outrider-install-${args.directory}`, async () => {
       const alone = await inUse.claim();
       try {
         const server = new Server(args.address);
-        return await install(store, server, JSON.stringify({ ...options, backend }), args.update, alone, progress);
+        const judged = { ...options, backend, budget: args.budget === 'auto' ? memory!.limit : args.budget };
+        return await install(store, server, JSON.stringify(judged), args.update, alone, progress);
       } finally {
         await store.seal();
         // Before another tab may install: it must not think that it is alone.
@@ -63,15 +69,53 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
     });
   const start = (installed: WebInstallation) => {
     notices = installed.notice === undefined ? [] : [installed.notice];
-    return WebEngine.load(store, installed, JSON.stringify({ ...options, backend: args.backend }), progress, pause);
+    const load = (budget: number | null) =>
+      WebEngine.load(store, installed, JSON.stringify({ ...options, budget, backend: args.backend }), progress, pause);
+    return args.budget === 'auto' ? within(memory!, installed, load) : load(args.budget);
   };
   try {
     engine = await start(await bring());
   } catch (error) {
-    if (!DAMAGED.includes((error as OutriderError).code)) throw error;
+    if (!DAMAGED.includes((error as OutriderError).code)) throw await unfit(error);
     // The installation has been marked as one to check: what is wrong in it is fetched again.
-    engine = await start(await bring());
+    engine = await start(await bring()).catch(async (error: unknown) => Promise.reject(await unfit(error)));
   }
+}
+
+/** After loading failed with an error, which is nothing to be remembered about memory. */
+async function unfit(error: unknown): Promise<unknown> {
+  const { code, details } = error as OutriderError;
+  const limit = memory?.limit;
+  await memory?.end();
+  return code === 'budget' && limit ? tooMuch(limit, Number(details['smallest'])) : error;
+}
+
+/** Loads with a budget that has not been too much. */
+async function within(
+  memory: MemoryRecord,
+  { smallest, whole }: { smallest: number; whole: number },
+  load: (budget: number | null) => Promise<WebEngine>,
+): Promise<WebEngine> {
+  let last: unknown;
+  for (;;) {
+    const { budget } = await memory.begin({ smallest, whole });
+    if (budget === undefined) throw last ?? tooMuch(memory.limit ?? 0, smallest);
+    try {
+      return await load(budget < whole ? budget : null);
+    } catch (error) {
+      // A GPU that has no more memory says so.
+      last = error;
+      const { code, message } = error as OutriderError;
+      if (code !== 'gpu' || !/memory/i.test(message) || !(await memory.fail(budget))) throw error;
+    }
+  }
+}
+
+function tooMuch(limit: number, smallest: number): OutriderError {
+  const message =
+    `the model needs at least ${mib(smallest)} of memory, and this page was ended when it used ${mib(limit)}; ` +
+    `close other tabs and set \`memoryBudget\` to a size to try all the same, or pick a smaller model`;
+  return fail('budget', message, { budget: limit, smallest });
 }
 
 /** Errors that say that stored bytes are not what was installed. */
@@ -118,7 +162,10 @@ async function chat(request: ChatCompletionRequest, { id, emit }: Context): Prom
     if (stopped.delete(id)) throw aborted();
     running = id;
     try {
-      return await ready().chat(JSON.stringify(request), (chunk: string) => emit(JSON.parse(chunk)));
+      const reply = await ready().chat(JSON.stringify(request), (chunk: string) => emit(JSON.parse(chunk)));
+      // The reply is what matters.
+      await memory?.succeed().catch(() => {});
+      return reply;
     } finally {
       running = undefined;
     }
@@ -135,10 +182,16 @@ function abort(id: number): void {
 
 function stats(): Stats {
   const stats = JSON.parse(ready().stats()) as Stats;
-  return { ...stats, notices: [...stats.notices, ...notices] };
+  return { ...stats, notices: [...stats.notices, ...notices, ...(memory?.notices ?? [])] };
+}
+
+/** Puts on record that what ends now was to end. */
+async function settle(): Promise<void> {
+  await memory?.end();
 }
 
 async function dispose(): Promise<void> {
+  await settle();
   if (running !== undefined) engine?.abort();
   await last;
   engine?.free();

@@ -4,6 +4,7 @@ import { requireBrowser } from './browser.js';
 import { parseBytes } from './bytes.js';
 import { OutriderError, aborted, describe, fail } from './errors.js';
 import { packAddress, packDirectory } from './location.js';
+import { departed, watch } from './presence.js';
 import { withSpeed } from './progress.js';
 import type { LoadArgs } from './load-args.js';
 import { Remote } from './rpc.js';
@@ -22,6 +23,8 @@ import type {
 
 /** How long a worker may take to put things away before it is ended. */
 const GRACE_MS = 2000;
+/** How long a worker that is to end may take to write down that it was. */
+const SETTLE_MS = 500;
 
 export class ChatCompletions {
   readonly #remote: Remote;
@@ -123,8 +126,20 @@ export async function createEngine(options: EngineOptions): Promise<Engine> {
   // clear it when the disk gets full.
   navigator.storage.persist?.().catch(() => {});
   const remote = new Remote(startWorker(options.workerUrl), 'engine worker');
-  // Ended at once: an interrupted download resumes, whatever the moment.
-  const stop = () => remote.close(aborted(signal?.reason));
+  const stop = () => {
+    // Ended at once: an interrupted download resumes, whatever the moment. What was tried is put on record first.
+    const settled = args.budget === 'auto' ? remote.call('settle', null).catch(() => {}) : undefined;
+    if (!settled) return remote.close(aborted(signal?.reason));
+    void Promise.race([settled, new Promise((resolve) => setTimeout(resolve, SETTLE_MS))]).then(() =>
+      remote.close(aborted(signal?.reason)),
+    );
+  };
+  if (args.budget === 'auto') {
+    args.left = departed();
+    const unwatch = watch(args.attempt);
+    args.watched = unwatch !== undefined;
+    void remote.closed.then(unwatch);
+  }
   signal?.addEventListener('abort', stop, { once: true });
   try {
     if (signal?.aborted) stop();
@@ -174,7 +189,10 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   return {
     address,
     directory: await packDirectory(address),
-    budget: memoryBudget === undefined ? null : parseBytes(memoryBudget),
+    budget: memoryBudget === undefined ? null : memoryBudget === 'auto' ? 'auto' : parseBytes(memoryBudget),
+    attempt: crypto.randomUUID(),
+    watched: false,
+    left: [],
     backend,
     context: context ?? null,
     f16: f16 && profile !== 'safari',

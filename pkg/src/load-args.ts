@@ -2,7 +2,13 @@
 export interface LoadArgs {
   address: string;
   directory: string;
-  budget: number | null;
+  /** Bytes; none for the whole model; `auto` for what turns out to work. */
+  budget: number | null | 'auto';
+  /** Names this engine in the record of what worked. */
+  attempt: string;
+  /** Whether it will be known that its page was closed, and engines of which it is. */
+  watched: boolean;
+  left: string[];
   backend: 'auto' | 'gpu' | 'cpu';
   context: number | null;
   f16: boolean;

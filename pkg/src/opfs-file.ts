@@ -23,16 +23,18 @@ let synchronous: Promise<boolean> | undefined;
 
 async function hasSyncHandles(): Promise<boolean> {
   if (!('createSyncAccessHandle' in FileSystemFileHandle.prototype)) return false;
-  const root = await navigator.storage.getDirectory();
-  const name = `outrider-probe-${Math.random().toString(36).slice(2)}`;
-  const entry = await root.getFileHandle(name, { create: true });
   try {
+    const root = await navigator.storage.getDirectory();
+    // It stays: where storage is full later none can be made.
+    const entry = await root.getFileHandle('outrider-probe', { create: true });
     (await entry.createSyncAccessHandle()).close();
     return true;
-  } catch {
+  } catch (error) {
+    // Another worker holds the handle that there is.
+    if ((error as DOMException).name === 'NoModificationAllowedError') return true;
+    // It says nothing about handles, so the next time it is asked again.
+    if ((error as DOMException).name === 'QuotaExceededError') synchronous = undefined;
     return false;
-  } finally {
-    await root.removeEntry(name).catch(() => {});
   }
 }
 
@@ -92,9 +94,17 @@ function full(needed: number): OutriderError {
   return fail('quota', message, { needed });
 }
 
+function unwritten(path: string, count: number): OutriderError {
+  const reason = `the browser failed to write (${count | 0})`;
+  return fail('storage', `storage failed on ${path}: ${reason}`, { path, reason });
+}
+
 function truncated(path: string, expected: number, actual: number): OutriderError {
   return fail('truncated', `${path} is ${actual} bytes long where ${expected} were expected`, { path, expected, actual });
 }
+
+/** Its `net::ERR_FILE_NO_SPACE`. */
+const CHROMIUM_NO_SPACE = -8;
 
 class SyncFile implements PackFile {
   constructor(
@@ -122,8 +132,9 @@ class SyncFile implements PackFile {
     while (done < bytes.length) {
       const left = bytes.length - done;
       const count = this.#guard(left, () => this.handle.write(bytes.subarray(done), { at: offset + done }));
-      // Firefox reports a full disk by writing nothing.
-      if (count === 0) throw full(left);
+      // Firefox reports a full disk by writing nothing, Chromium by a negative number that it takes for an unsigned one.
+      if (count === 0 || (count | 0) === CHROMIUM_NO_SPACE) throw full(left);
+      if (count > left) throw unwritten(this.name, count);
       done += count;
     }
   }

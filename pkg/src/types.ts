@@ -3,8 +3,11 @@
 export interface EngineOptions {
   /** Address of a pack directory (the one that holds `manifest.json`), absolute or relative to the page. */
   model: string | URL;
-  /** Everything allocated stays below this: bytes, or text such as `'512MiB'`. Without it the whole model is resident. */
-  memoryBudget?: number | string;
+  /**
+   * Everything allocated stays below this: bytes, or text such as `'512MiB'`. Without it the whole model is resident.
+   * `'auto'` begins low, takes more from visit to visit, and less after what ended the page; the notices say so.
+   */
+  memoryBudget?: number | 'auto' | (string & {});
   /** `'auto'` (the default) takes the GPU where there is one and says so in the notices where there is none. */
   backend?: 'auto' | 'gpu' | 'cpu';
   /** Tokens a conversation may have, at most what the model was made for. */

@@ -1,5 +1,6 @@
 //! From a pack to an engine: choose a backend, divide the budget, make the core resident.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use super::experts::Experts;
@@ -126,12 +127,19 @@ fn plan_of(manifest: &Manifest) -> Result<Plan> {
 
 /// The smallest budget with which a pack works, from its manifest alone.
 pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
+    budgets(manifest, options).map(|budgets| budgets.start)
+}
+
+/// From the smallest budget with which a pack works to the one that holds it whole, from its manifest alone.
+pub fn budgets(manifest: &Manifest, options: &Options) -> Result<Range<u64>> {
     let plan = plan_of(manifest)?;
     let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
         BackendChoice::Gpu => &Gpu::workspace_for,
         _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
     };
-    request(&plan, manifest, options, workspace).smallest_budget()
+    let request = request(&plan, manifest, options, workspace);
+    let (_, whole) = request.divide(u64::MAX)?;
+    Ok(request.smallest_budget()?..whole.total())
 }
 
 fn request<'a>(

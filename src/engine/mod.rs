@@ -30,7 +30,7 @@ use ledger::Ledger;
 use resume::Checkpoints;
 
 pub use experts::Waits;
-pub use load::{BackendChoice, Options, smallest_budget};
+pub use load::{BackendChoice, Options, budgets, smallest_budget};
 pub use self_test::record_self_test;
 
 /// Asks a running call to stop. Clones share one flag; a signal handler may hold one.

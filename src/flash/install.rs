@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use futures_util::future::LocalBoxFuture;
 
-pub use self::marker::{Installation, Installed, MARKERS};
+pub use self::marker::{Installation, Installed, MARKERS, hash};
 use self::transfer::{Install, copies};
 use super::{Bytes, Flash};
 use crate::error::{Error, Result};

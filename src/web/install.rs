@@ -1,12 +1,16 @@
 //! Installing a pack into browser storage.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ops::Range;
+
 use js_sys::Function;
 use wasm_bindgen::prelude::*;
 
 use super::errors::to_js;
 use super::{WebOptions, report};
 use crate::chat::TOKENIZER;
-use crate::engine::{Options, smallest_budget};
+use crate::engine::{Options, budgets};
 use crate::error::{Error, Result};
 use crate::flash::install::{self, Extent, File, Observer, Outcome, Phase, Policy, Progress};
 use crate::flash::opfs::{Files, OpfsFlash, Server};
@@ -16,6 +20,7 @@ use crate::pack::Manifest;
 #[wasm_bindgen]
 pub struct WebInstallation {
     pub(super) outcome: Outcome,
+    budgets: Range<u64>,
 }
 
 #[wasm_bindgen]
@@ -24,6 +29,18 @@ impl WebInstallation {
     #[wasm_bindgen(getter)]
     pub fn notice(&self) -> Option<String> {
         self.outcome.notice.clone()
+    }
+
+    /// The smallest budget with which the model works.
+    #[wasm_bindgen(getter)]
+    pub fn smallest(&self) -> f64 {
+        self.budgets.start as f64
+    }
+
+    /// The budget that holds the whole model.
+    #[wasm_bindgen(getter)]
+    pub fn whole(&self) -> f64 {
+        self.budgets.end as f64
     }
 }
 
@@ -42,10 +59,19 @@ pub async fn install(
     let run = async {
         let options = WebOptions::parse(&options)?;
         let store = OpfsFlash::new(files);
-        let describe = |manifest: &[u8]| describe(manifest, &options);
-        install::ensure(&server, &store, &describe, &Report(on_progress), Policy { update, alone }).await
+        // Of each manifest that was looked at: an update that failed leaves another than the last of them.
+        let seen = RefCell::new(HashMap::new());
+        let describe = |manifest: &[u8]| {
+            let (files, budgets) = describe(manifest, &options)?;
+            seen.borrow_mut().insert(install::hash(manifest), budgets);
+            Ok(files)
+        };
+        let outcome =
+            install::ensure(&server, &store, &describe, &Report(on_progress), Policy { update, alone }).await?;
+        let budgets = seen.borrow().get(outcome.installation.manifest()).cloned().unwrap_or_default();
+        Ok(WebInstallation { outcome, budgets })
     };
-    run.await.map(|outcome| WebInstallation { outcome }).map_err(to_js)
+    run.await.map_err(to_js)
 }
 
 struct Report(Function);
@@ -65,16 +91,17 @@ impl Observer for Report {
     }
 }
 
-fn describe(manifest: &[u8], options: &Options) -> Result<Vec<File>> {
+/// The files that a manifest names, and the budgets with which its model works.
+fn describe(manifest: &[u8], options: &Options) -> Result<(Vec<File>, Range<u64>)> {
     let manifest = Manifest::parse(manifest)?;
     if !manifest.files.iter().any(|file| file.file == TOKENIZER) {
         return Err(Error::MissingFile { file: TOKENIZER.to_owned() });
     }
-    let smallest = smallest_budget(&manifest, options)?;
+    let budgets = budgets(&manifest, options)?;
     if let Some(budget) = options.budget
-        && budget < smallest
+        && budget < budgets.start
     {
-        return Err(Error::Budget { budget, smallest, context: options.context_for(&manifest.config) });
+        return Err(Error::Budget { budget, smallest: budgets.start, context: options.context_for(&manifest.config) });
     }
     let mut files: Vec<File> = manifest
         .shards
@@ -94,5 +121,5 @@ fn describe(manifest: &[u8], options: &Options) -> Result<Vec<File>> {
         let extents = if file.bytes == 0 { Vec::new() } else { vec![whole] };
         File { name: file.file.clone(), size: file.bytes, extents }
     }));
-    Ok(files)
+    Ok((files, budgets))
 }

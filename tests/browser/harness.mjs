@@ -42,6 +42,35 @@ export async function closeBrowsers() {
 }
 
 /**
+ * Starts a browser of its own on a profile that outlives it, at a page like `fixtures/bare.html`, and calls
+ * `use(page, kill)`: `page.call(name, ...args)` calls what that page defines, `kill()` ends all of the browser's processes
+ * without a word.
+ */
+export async function withKillable(profile, url, use) {
+  const context = await chromium.launchPersistentContext(profile, { ...launchOptions(), headless: true });
+  const page = await context.newPage();
+  await page.goto(url);
+  await page.waitForFunction(() => 'outrider' in globalThis);
+  const call = (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]);
+  const session = await context.browser()?.newBrowserCDPSession();
+  const pids = (await session.send('SystemInfo.getProcessInfo')).processInfo.map(({ id }) => id);
+  const kill = () => {
+    for (const pid of pids) {
+      try {
+        process.kill(pid, 'SIGKILL');
+      } catch {
+        // It went with another.
+      }
+    }
+  };
+  try {
+    return await use({ call }, kill);
+  } finally {
+    await context.close().catch(() => {});
+  }
+}
+
+/**
  * Calls `use(page)` with a page in a context of its own. Fails if a script in it threw an error that nothing caught;
  * when anything fails, what the page wrote to its console is printed. `executablePath` names another Chromium.
  */

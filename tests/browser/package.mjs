@@ -27,7 +27,8 @@ export function servePackage(options = {}) {
  * Where the package is tested. `open(server, use)` calls `use(page)` with a fresh profile and `fixtures/bare.html`:
  * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again. `visit(server, search,
  * watch, use)` does so with the server's own page, made to obey (`fixtures/driver.js`), where nothing else drives it.
- * `some(cases)` are those that this run tries there.
+ * `some(cases)` are those that this run tries there. `page.send(method, params)` is there in Chromium, for its DevTools
+ * protocol, and `open`'s third argument may hold `prefs` for Firefox.
  */
 export const BROWSERS = [
   { name: 'Chromium', gpu: true, skip: false, open: openChromium('') },
@@ -51,6 +52,9 @@ export function openChromium(search, executablePath) {
     await use({
       evaluate: (script, argument) => page.evaluate(script, argument),
       call: (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]),
+      async send(method, params) {
+        return (await page.context().newCDPSession(page)).send(method, params);
+      },
       async reload() {
         await page.reload();
         await ready();
@@ -62,14 +66,14 @@ export function openChromium(search, executablePath) {
 
 function remoteBrowser(name, executable, gpu) {
   const skip = executable ? false : `no ${name} was found`;
-  const start = async (server, address, use) => {
+  const start = async (server, address, use, { prefs } = {}) => {
     const remote = new Remote();
     server.routes.set('/remote', (request, response) => remote.handle(request, response));
     const call = remote.call.bind(remote);
     const page = { call, reload: () => call('reload') };
-    await withRemoteBrowser(name, executable, `${server.origin}${address}`, remote, () => use(page));
+    await withRemoteBrowser(name, executable, `${server.origin}${address}`, remote, () => use(page), prefs);
   };
-  const open = (server, use) => start(server, '/bare.html?remote', use);
+  const open = (server, use, options) => start(server, '/bare.html?remote', use, options);
   const visit = (server, search, watch, use) => {
     const driven = (html) => `${html}`.replace('<head>', `<head><script src="/remote/driver.js" data-watch="${watch}"></script>`);
     const end = server.fault(/^\/(index\.html)?$/, { body: driven });
@@ -117,4 +121,19 @@ export async function answersAsRecorded(page, replies = REPLIES) {
     assert.deepEqual(reply.choices[0].token_ids, token_ids, prompt);
     assert.equal(reply.choices[0].message.content, text);
   }
+}
+
+/**
+ * Serves the package with `memoryBudget: 'auto'` beginning at 18 MiB, so that the bundled model has several steps, on a
+ * device of which nothing is known. Returns what ends that.
+ */
+export function fewSteps(server) {
+  const edited = (from, to) => (script) => {
+    assert.ok(String(script).includes(from), `${from} is not in the script`);
+    return String(script).replace(from, to);
+  };
+  return [
+    server.fault('memory-steps.js', { body: edited('512 * 2 ** 20', '18 * 2 ** 20') }),
+    server.fault('memory-record.js', { body: edited('navigator.deviceMemory', 'undefined') }),
+  ];
 }

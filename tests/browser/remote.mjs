@@ -82,7 +82,7 @@ export class Remote {
 
 /** How each is started with a profile of its own: {command, args, env}. */
 export const BROWSERS = {
-  async Firefox(executable, profile, url) {
+  async Firefox(executable, profile, url, more = {}) {
     const prefs = {
       'browser.aboutwelcome.enabled': false,
       'browser.shell.checkDefaultBrowser': false,
@@ -97,6 +97,7 @@ export const BROWSERS = {
       'network.connectivity-service.enabled': false,
       'services.settings.server': 'data:,',
       'toolkit.telemetry.enabled': false,
+      ...more,
     };
     const lines = Object.entries(prefs).map(([name, value]) => `user_pref(${JSON.stringify(name)}, ${JSON.stringify(value)});`);
     await writeFile(path.join(profile, 'user.js'), lines.join('\n'));
@@ -112,10 +113,13 @@ export const BROWSERS = {
   },
 };
 
-/** Starts a browser at `url` and calls `use(remote)`; ends it, and everything it started, afterwards. */
-export async function withRemoteBrowser(name, executable, url, remote, use) {
+/**
+ * Starts a browser at `url` and calls `use(remote)`; ends it, and everything it started, afterwards. `prefs` are set on
+ * top of those that all tests share, in Firefox.
+ */
+export async function withRemoteBrowser(name, executable, url, remote, use, prefs) {
   const profile = await mkdtemp(path.join(os.tmpdir(), `outrider-${name}-`));
-  const { command, args, env } = await BROWSERS[name](executable, profile, url);
+  const { command, args, env } = await BROWSERS[name](executable, profile, url, prefs);
   // A process group of its own, so that all of its processes can be ended; what they leave behind goes with the profile.
   const child = spawn(command, args, { env: { ...process.env, TMPDIR: profile, ...env }, detached: true, stdio: ['ignore', 'ignore', 'pipe'] });
   let log = '';

@@ -1,6 +1,6 @@
 // The demo: loads the bundled model and chats with it.
 //
-// `?backend=auto|gpu|cpu`, `?budget=64MiB` and `?model=ADDRESS` choose how. For tests, elements are named by
+// `?backend=auto|gpu|cpu`, `?budget=64MiB` or `auto` and `?model=ADDRESS` choose how. For tests, elements are named by
 // `data-testid`, and the body's `data-state` is `loading`, `ready`, `generating` or `failed`.
 
 import {
@@ -21,7 +21,7 @@ import { LoadClock, ReplyClock, keepStats, setUpReport } from './report.js';
 type State = 'loading' | 'ready' | 'generating' | 'failed';
 type Backend = 'auto' | 'gpu' | 'cpu';
 
-const BUDGETS = ['', '16MiB', '24MiB', '32MiB', '64MiB', '128MiB', '256MiB'];
+const BUDGETS = ['', 'auto', '16MiB', '24MiB', '32MiB', '64MiB', '128MiB', '256MiB'];
 const STATS_MS = 250;
 
 const composer = byId<HTMLFormElement>('composer');
@@ -210,7 +210,8 @@ function choose(name: 'budget' | 'backend', value: string, absent: string): void
 function setUpChoices(): void {
   const budget = address.searchParams.get('budget') ?? '';
   for (const value of BUDGETS.includes(budget) ? BUDGETS : [...BUDGETS, budget]) {
-    budgetChoice.add(new Option(value ? value.replace(/(?<=\d)(?=[a-z])/i, ' ') : 'Whole model', value));
+    const named = { '': 'Whole model', auto: 'As turns out to work' }[value];
+    budgetChoice.add(new Option(named ?? value.replace(/(?<=\d)(?=[a-z])/i, ' '), value));
   }
   budgetChoice.value = budget;
   const backend = address.searchParams.get('backend') ?? 'auto';

@@ -53,6 +53,11 @@ impl Installation {
         }
     }
 
+    /// BLAKE3 of the manifest, as text.
+    pub fn manifest(&self) -> &str {
+        &self.manifest
+    }
+
     /// The one that counts.
     pub(super) async fn latest(store: &dyn Store) -> Result<Option<Installation>> {
         let mut latest: Option<Installation> = None;
@@ -111,7 +116,8 @@ impl Installation {
     }
 }
 
-pub(super) fn hash(bytes: &[u8]) -> String {
+/// As installations are told apart by.
+pub fn hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
 }
 

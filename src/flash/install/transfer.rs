@@ -46,7 +46,11 @@ pub(super) struct Install<'a> {
 
 impl Install<'_> {
     pub(super) async fn run(&self, files: &[&File], copies: &Copies) -> Result<()> {
-        match self.fill(files, copies).await {
+        self.advance(Phase::Verify, 0)?;
+        let missing: Vec<Vec<Range<usize>>> =
+            stream::iter(files).map(|file| self.missing(file)).buffered(LANES).try_collect().await?;
+        self.check_room(files, needed(files, &missing)).await?;
+        match self.fill(files, missing, copies).await {
             // Browsers do not tell how much is missing; at least what is not there yet is.
             Err(Error::Quota { needed }) => {
                 let total: u64 = files.iter().map(|f| f.size).sum();
@@ -59,22 +63,14 @@ impl Install<'_> {
         }
     }
 
-    async fn fill(&self, files: &[&File], copies: &Copies) -> Result<()> {
-        self.advance(Phase::Verify, 0)?;
-        let mut missing: Vec<Vec<Range<usize>>> =
-            stream::iter(files).map(|file| self.missing(file)).buffered(LANES).try_collect().await?;
-        let needed = |missing: &[Vec<Range<usize>>]| -> u64 {
-            let runs = files.iter().zip(missing).flat_map(|(file, gaps)| runs(file, gaps));
-            runs.map(|r| r.range.end - r.range.start).sum()
-        };
-        self.check_room(files, needed(&missing)).await?;
+    async fn fill(&self, files: &[&File], mut missing: Vec<Vec<Range<usize>>>, copies: &Copies) -> Result<()> {
         if !copies.is_empty() {
             for (file, gaps) in files.iter().zip(&mut missing) {
                 *gaps = self.copy(file, gaps, copies).await?;
             }
         }
 
-        self.done.set(self.total.saturating_sub(needed(&missing)));
+        self.done.set(self.total.saturating_sub(needed(files, &missing)));
         self.advance(Phase::Download, 0)?;
         let runs: Vec<Run> = files.iter().zip(&missing).flat_map(|(file, gaps)| runs(file, gaps)).collect();
         stream::iter(runs).map(|run| self.fetch(run)).buffer_unordered(LANES).try_collect::<Vec<()>>().await?;
@@ -235,6 +231,12 @@ impl Install<'_> {
         self.moved.set(true);
         Err(Error::format("pack", format!("{name} changed on the server while it was downloaded; try again")))
     }
+}
+
+/// Bytes to be asked for.
+fn needed(files: &[&File], missing: &[Vec<Range<usize>>]) -> u64 {
+    let runs = files.iter().zip(missing).flat_map(|(file, gaps)| runs(file, gaps));
+    runs.map(|r| r.range.end - r.range.start).sum()
 }
 
 /// Adds an index to ranges of them.

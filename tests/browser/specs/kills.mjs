@@ -7,9 +7,7 @@ import path from 'node:path';
 import { after, before, describe, test } from 'node:test';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-import { chromium } from 'playwright-core';
-
-import { PATIENCE, launchOptions } from '../harness.mjs';
+import { PATIENCE, withKillable } from '../harness.mjs';
 import { MODEL, REPLIES, answersAsRecorded, load, servePackage } from '../package.mjs';
 
 const KILLS = process.argv.includes('--full') ? 20 : process.argv.includes('--quick') ? 0 : 6;
@@ -28,29 +26,7 @@ describe('a browser that is killed', { timeout: 4 * PATIENCE, skip: KILLS === 0 
   });
 
   /** Starts the browser on the profile that all starts share, and calls `use(page, kill)`. */
-  async function start(use) {
-    const context = await chromium.launchPersistentContext(profile, { ...launchOptions(), headless: true });
-    const page = await context.newPage();
-    await page.goto(`${server.origin}/bare.html`);
-    await page.waitForFunction(() => 'outrider' in globalThis);
-    const call = (name, ...args) => page.evaluate(([name, args]) => globalThis[name](...args), [name, args]);
-    const session = await context.browser()?.newBrowserCDPSession();
-    const pids = (await session.send('SystemInfo.getProcessInfo')).processInfo.map(({ id }) => id);
-    const kill = () => {
-      for (const pid of pids) {
-        try {
-          process.kill(pid, 'SIGKILL');
-        } catch {
-          // It went with another.
-        }
-      }
-    };
-    try {
-      return await use({ call }, kill);
-    } finally {
-      await context.close().catch(() => {});
-    }
-  }
+  const start = (use) => withKillable(profile, `${server.origin}/bare.html`, use);
 
   test(`${KILLS} kills while a model is installed, and it is whole in the end`, async (context) => {
     // Numerical Recipes' generator: the moments are the same in every run.
