@@ -163,7 +163,7 @@ async fn roughen(engine: &mut Engine) -> Result<()> {
             let noise = random as f32 / u32::MAX as f32 * 2.0 - 1.0;
             *value = (f32::from_le_bytes(*value) * (1.0 + HALF * noise)).to_le_bytes();
         }
-        engine.backend.write_weight(Weight(i), &bytes)?;
+        engine.backend.write_weight(Weight(i), &bytes).await?;
     }
     Ok(())
 }
