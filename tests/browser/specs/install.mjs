@@ -146,26 +146,6 @@ for (const { name, skip, some, open } of BROWSERS) describe(`installing a model 
     });
   }
 
-  test('room is asked for before the first byte, and too little is a typed error with the number', async () => {
-    await open(server, async (page) => {
-      const estimate = (script) => `StorageManager.prototype.estimate = async () => ({ quota: 30e6, usage: 25e6 });\n${script}`;
-      await during('engine-worker.js', { body: estimate }, async () => {
-        await page.call('countPersist');
-        server.log.length = 0;
-        const { error } = await load(page, CPU);
-        assert.equal(error?.code, 'quota', error?.message);
-        assert.ok(error.typed);
-        // 5 MB are left for the 20 that the pack takes: no less than the rest is asked for, and no more than all.
-        assert.ok(error.details.needed > 14e6 && error.details.needed < 20e6, `${error.details.needed} more bytes are needed`);
-        assert.match(error.message, /storage is full.*\d/);
-        assert.ok(!server.log.some((r) => r.path.endsWith('.bin')), 'a shard was asked for');
-      });
-      assert.equal(await page.call('persists'), 1);
-      await page.reload();
-      await heals(page);
-    });
-  });
-
   test('a byte that went wrong in storage is found when it is read, and repaired', async () => {
     await open(server, async (page) => {
       assert.ifError((await load(page, CPU)).error);
