@@ -14,15 +14,18 @@
 //! - [`FlashModel`]: how long reads take.
 //! - [`trace`], [`replay`], [`simulate`]: what passes went through, what other policies would have read, and what the
 //!   scheduler would make of it on another machine.
+//! - [`profile`], [`synthetic`]: such machines, and routing made up for models that cannot be run here.
 
 use serde::{Deserialize, Serialize};
 
 mod device;
 mod forecast;
 mod pool;
+pub mod profile;
 pub mod replay;
 mod scheduler;
 pub mod simulate;
+pub mod synthetic;
 pub mod trace;
 
 pub use device::{FlashModel, FlashSpeed, Load};

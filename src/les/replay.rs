@@ -1,5 +1,6 @@
 //! What a pool policy would have read, from a recorded routing alone.
 
+use super::trace::Trace;
 use super::{Key, Policy, Pool, Shape};
 
 /// The choices of consecutive tokens: by token, then layer, `top_k` ids.
@@ -11,6 +12,11 @@ pub struct Routes {
 }
 
 impl Routes {
+    /// The choices of passes of one token each.
+    pub fn of(trace: &Trace) -> Routes {
+        Routes { shape: trace.shape, ids: trace.passes.iter().flat_map(|pass| pass.ids.concat()).collect() }
+    }
+
     pub fn tokens(&self) -> usize {
         self.ids.len() / (self.shape.layers * self.shape.top_k).max(1)
     }

@@ -192,6 +192,16 @@ impl Simulation {
     }
 }
 
+/// Simulates a trace's passes, each of which gets logits, after `warm` others that fill the pool.
+pub fn run(trace: &Trace, slots: usize, settings: Settings, machine: Machine, warm: usize) -> Outcome {
+    let mut simulation = Simulation::new(trace, slots, settings, machine);
+    let (before, after) = trace.passes.split_at(warm);
+    before.iter().for_each(|pass| simulation.pass(pass, true));
+    let start = simulation.outcome();
+    after.iter().for_each(|pass| simulation.pass(pass, true));
+    simulation.outcome().since(&start)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,6 +11,7 @@ mod pack;
 mod print;
 mod progress;
 mod self_test;
+mod simulate;
 mod texts;
 mod unpack;
 mod verify;
@@ -40,6 +41,7 @@ enum Command {
     Logits(logits::Args),
     Bench(bench::Args),
     Lookahead(lookahead::Args),
+    Simulate(simulate::Args),
 }
 
 fn main() -> ExitCode {
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Lookahead(args) => lookahead::run(args),
+        Command::Simulate(args) => simulate::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

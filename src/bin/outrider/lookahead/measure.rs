@@ -51,11 +51,6 @@ pub async fn record(engine: &mut Engine, stream: &Stream, depth: usize) -> Resul
     Ok(engine.take_recording().expect("it was begun above"))
 }
 
-/// The choices alone.
-pub fn routes(trace: &Trace) -> Routes {
-    Routes { shape: trace.shape, ids: trace.passes.iter().flat_map(|pass| pass.ids.concat()).collect() }
-}
-
 struct Config {
     name: &'static str,
     settings: Settings,
@@ -65,10 +60,7 @@ struct Config {
 }
 
 fn configs(settings: Settings) -> Vec<Config> {
-    let look = settings;
-    let overlap = Settings { guesses: 0, ..look };
-    let pool = Settings { ready_first: false, ..overlap };
-    let demand = Settings { keep: false, ..pool };
+    let [demand, pool, overlap, look] = super::ladder(settings);
     let config = |name, settings, pieces| Config { name, settings, pieces, everything: false };
     vec![
         config("on demand, three reads", demand, 3),

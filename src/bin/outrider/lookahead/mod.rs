@@ -8,7 +8,8 @@ mod statistics;
 use std::io::Write;
 use std::path::PathBuf;
 
-use outrider::les::replay::Contender;
+use outrider::les::Settings;
+use outrider::les::replay::{Contender, Routes};
 use outrider::{Error, Result};
 use serde::Serialize;
 
@@ -81,6 +82,13 @@ struct Row {
     resident: f64,
 }
 
+/// From reading on demand to reading ahead, a part at a time: nothing, a pool, overlap, look-ahead.
+pub fn ladder(look: Settings) -> [Settings; 4] {
+    let overlap = Settings { guesses: 0, ..look };
+    let pool = Settings { ready_first: false, ..overlap };
+    [Settings { keep: false, ..pool }, pool, overlap, look]
+}
+
 pub fn run(args: Args) -> Result<()> {
     if args.rounds == 0 || args.tokens == 0 {
         return Err(Error::Request("a measurement needs a round and a token".to_owned()));
@@ -96,7 +104,7 @@ impl Args {
         let wanted = self.tokens * 2 * (self.rounds + measure::WARM_ROUNDS);
         let stream = measure::Stream::new(&texts, wanted, resident.context())?;
         let trace = measure::record(&mut resident, &stream, DEPTH).await?;
-        let routes = measure::routes(&trace);
+        let routes = Routes::of(&trace);
         if self.simulate {
             return simulate::compare(&trace, &self.slots, &self.slowness, self.tokens * 2 * measure::WARM_ROUNDS);
         }
@@ -121,7 +129,7 @@ impl Args {
     }
 
     /// Hit rates by policy and pool.
-    fn compare_policies(&self, routes: &outrider::les::replay::Routes, from: usize) -> Result<()> {
+    fn compare_policies(&self, routes: &Routes, from: usize) -> Result<()> {
         const CONTENDERS: [(&str, Contender); 5] = [
             ("LRU", Contender::Lru),
             ("LFU", Contender::Lfu),

@@ -3,12 +3,11 @@
 use std::io::Write;
 
 use outrider::Result;
-use outrider::les::replay::{Contender, misses};
-use outrider::les::simulate::{Machine, Simulation};
+use outrider::les::replay::{Contender, Routes, misses};
+use outrider::les::simulate::{Machine, run};
 use outrider::les::trace::Trace;
 use outrider::les::{FlashSpeed, Settings};
 
-use super::measure;
 use crate::print;
 
 /// Parts of a token's computation, as the bundled model's on the CPU backend: measured, and rounded.
@@ -31,7 +30,7 @@ fn machine(trace: &Trace, slowness: f64) -> Machine {
 }
 
 pub fn compare(trace: &Trace, slots: &[usize], slowness: &[f64], warm: usize) -> Result<()> {
-    let routes = measure::routes(trace);
+    let routes = Routes::of(trace);
     let shape = trace.shape;
     let uses = ((routes.tokens() - warm) * shape.layers * shape.top_k) as f64;
     for &slots in slots {
@@ -41,12 +40,7 @@ pub fn compare(trace: &Trace, slots: &[usize], slowness: &[f64], warm: usize) ->
             let compute = machine.compute(shape.layers, shape.top_k);
             let bound = compute.max(compute * slowness * missed);
             for (name, settings) in variants() {
-                let mut simulation = Simulation::new(trace, slots, settings, machine);
-                let (before, after) = trace.passes.split_at(warm);
-                before.iter().for_each(|pass| simulation.pass(pass, true));
-                let start = simulation.outcome();
-                after.iter().for_each(|pass| simulation.pass(pass, true));
-                let outcome = simulation.outcome().since(&start);
+                let outcome = run(trace, slots, settings, machine, warm);
                 let tokens = outcome.tokens as f64;
                 let time = outcome.seconds / tokens;
                 print::results(|out| {

@@ -1,0 +1,221 @@
+//! `outrider simulate`: the scheduler in virtual time, on a machine that is described by a file.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use outrider::error::Size;
+use outrider::les::profile::{FIELDS, Profile};
+use outrider::les::replay::{Contender, Routes, misses};
+use outrider::les::simulate::{Machine, run as simulate};
+use outrider::les::synthetic::{self, FLAGSHIP, FLAGSHIP_CORE_BYTES, FLAGSHIP_EXPERT_BYTES};
+use outrider::les::trace::Trace;
+use outrider::les::{Settings, Shape};
+use outrider::{Error, Result};
+use serde::Serialize;
+
+use crate::{lookahead, print};
+
+/// Predict speed on a machine that is described by a file
+#[derive(clap::Args)]
+pub struct Args {
+    /// A recorded routing, one JSON object a line; its passes of one token are used
+    #[arg(long, value_name = "FILE", required_unless_present = "flagship", conflicts_with = "flagship")]
+    trace: Option<PathBuf>,
+    /// Routing made up for a 35B-A3B model, to published statistics
+    #[arg(long)]
+    flagship: bool,
+    /// iphone-17-pro-max, iphone-18-pro-max, or a file like profiles/iphone-17-pro-max.json
+    #[arg(long, value_name = "NAME|FILE")]
+    profile: String,
+    /// Memory for everything, of the flagship
+    #[arg(long, value_name = "SIZE", default_value = "3GB", conflicts_with = "trace")]
+    budget: Size,
+    /// Slots in the pool, instead of what the budget holds
+    #[arg(long, required_unless_present = "flagship")]
+    slots: Option<usize>,
+    /// Tokens measured; as many as are made up or, of a trace, half of them fill the pool before
+    #[arg(long, default_value_t = 64)]
+    tokens: usize,
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Tokens that fill the pool and teach the forecast, at least.
+const WARM: usize = 128;
+
+#[derive(Serialize)]
+struct Row {
+    name: &'static str,
+    tokens_per_second: f64,
+    /// What was there, of what was needed.
+    hit: f64,
+    /// A token.
+    demand_bytes: f64,
+    speculative_bytes: f64,
+    /// Milliseconds a token waited, for bytes and for results to come back.
+    stall_bytes: f64,
+    stall_roundtrip: f64,
+    /// Of the bound.
+    efficiency: f64,
+}
+
+/// Tokens a second with look-ahead when one figure of the profile is another.
+#[derive(Serialize)]
+struct Change {
+    assumption: &'static str,
+    halved: f64,
+    doubled: f64,
+    /// The larger difference, as part of the prediction.
+    effect: f64,
+}
+
+#[derive(Serialize)]
+struct Report {
+    profile: String,
+    slots: usize,
+    /// Tokens a second that no policy can pass: the larger of computing, and reading what a clairvoyant pool would.
+    bound: f64,
+    rows: Vec<Row>,
+    sensitivity: Vec<Change>,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let profile = match Profile::named(&args.profile) {
+        Some(profile) => profile?,
+        None => Profile::parse(&read(args.profile.as_ref())?)?,
+    };
+    let settings = Settings::default();
+    let (trace, warm) = args.routing(settings.depth)?;
+    let slots = args.slots(trace.shape)?;
+    let report = Report::new(profile, &trace, slots, settings, warm);
+    print::results(|out| match args.json {
+        true => writeln!(out, "{}", serde_json::json!(report)),
+        false => report.write(out),
+    })
+}
+
+fn read(path: &std::path::Path) -> Result<String> {
+    std::fs::read_to_string(path).map_err(Error::io(path.display()))
+}
+
+impl Args {
+    /// A trace, and how many of its passes come before what is measured.
+    fn routing(&self, depth: usize) -> Result<(Trace, usize)> {
+        if self.tokens == 0 {
+            return Err(Error::Request("a simulation needs a token".to_owned()));
+        }
+        let Some(path) = &self.trace else {
+            let warm = self.tokens.max(WARM);
+            let trace = synthetic::trace(FLAGSHIP, FLAGSHIP_EXPERT_BYTES, warm + self.tokens, depth, self.seed);
+            return Ok((trace, warm));
+        };
+        let mut trace = Trace::parse(&read(path)?)?;
+        trace.passes.retain(|pass| pass.rows == 1);
+        if trace.passes.len() < 2 {
+            return Err(Error::Request("the trace has fewer than two passes of one token".to_owned()));
+        }
+        let warm = trace.passes.len() - self.tokens.min(trace.passes.len() / 2);
+        Ok((trace, warm))
+    }
+
+    fn slots(&self, shape: Shape) -> Result<usize> {
+        let expert = FLAGSHIP_EXPERT_BYTES as u64;
+        let slots = match self.slots {
+            Some(slots) => slots,
+            None => (self.budget.0.saturating_sub(FLAGSHIP_CORE_BYTES) / expert) as usize,
+        };
+        match slots {
+            _ if slots >= shape.top_k => Ok(slots.min(shape.keys())),
+            _ if self.slots.is_some() => Err(Error::Request(format!("a pool needs at least {} slots", shape.top_k))),
+            _ => {
+                let smallest = FLAGSHIP_CORE_BYTES + shape.top_k as u64 * expert;
+                Err(Error::Budget { budget: self.budget.0, smallest, context: 4096 })
+            }
+        }
+    }
+}
+
+impl Report {
+    fn new(profile: Profile, trace: &Trace, slots: usize, settings: Settings, warm: usize) -> Report {
+        let (shape, machine) = (trace.shape, profile.machine);
+        let measured = (trace.passes.len() - warm) as f64;
+        let resident = machine.compute(shape.layers, shape.top_k) + machine.readback;
+        let missed = misses(&Routes::of(trace), slots, Contender::Clairvoyant, warm) as f64 / measured;
+        let bound = resident.max(missed * trace.expert_bytes as f64 / machine.flash.bandwidth);
+        let names = ["on demand", "one read + pool", "+ overlap", "+ look-ahead"];
+        let mut rows: Vec<Row> = names
+            .into_iter()
+            .zip(lookahead::ladder(settings))
+            .map(|(name, settings)| {
+                let outcome = simulate(trace, slots, settings, machine, warm);
+                Row {
+                    name,
+                    tokens_per_second: measured / outcome.seconds,
+                    hit: outcome.hits as f64 / (outcome.hits + outcome.missed).max(1) as f64,
+                    demand_bytes: outcome.demand_bytes as f64 / measured,
+                    speculative_bytes: outcome.speculative_bytes as f64 / measured,
+                    stall_bytes: 1e3 * outcome.stall_bytes / measured,
+                    stall_roundtrip: 1e3 * outcome.stall_roundtrip / measured,
+                    efficiency: bound * measured / outcome.seconds,
+                }
+            })
+            .collect();
+        rows.push(Row {
+            name: "everything resident",
+            tokens_per_second: 1.0 / resident,
+            hit: 1.0,
+            demand_bytes: 0.0,
+            speculative_bytes: 0.0,
+            stall_bytes: 0.0,
+            stall_roundtrip: 1e3 * machine.readback * shape.layers as f64,
+            efficiency: 1.0,
+        });
+        let speed = |machine: Machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
+        let predicted = rows[names.len() - 1].tokens_per_second;
+        let mut sensitivity: Vec<Change> = FIELDS
+            .iter()
+            .map(|field| {
+                let [halved, doubled] = [0.5, 2.0].map(|factor| {
+                    let mut other = machine;
+                    *(field.of)(&mut other) *= factor;
+                    speed(other)
+                });
+                let effect = [halved, doubled].map(|s| (s / predicted - 1.0).abs()).into_iter().fold(0.0, f64::max);
+                Change { assumption: field.name, halved, doubled, effect }
+            })
+            .collect();
+        sensitivity.sort_by(|a, b| b.effect.total_cmp(&a.effect));
+        Report { profile: profile.name, slots, bound: 1.0 / bound, rows, sensitivity }
+    }
+
+    fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
+        writeln!(
+            out,
+            "{}, {} slots: predicted, not measured; at most {:.1} tok/s",
+            self.profile, self.slots, self.bound
+        )?;
+        writeln!(out, "{:<20} tok/s  hit %  demand + speculative MB  waited for bytes, results ms  efficiency", "")?;
+        for row in &self.rows {
+            writeln!(
+                out,
+                "{:<20} {:>5.2} {:>6.1} {:>7.1} + {:>13.1} {:>19.1}, {:>10.1} {:>11.2}",
+                row.name,
+                row.tokens_per_second,
+                100.0 * row.hit,
+                row.demand_bytes / 1e6,
+                row.speculative_bytes / 1e6,
+                row.stall_bytes,
+                row.stall_roundtrip,
+                row.efficiency,
+            )?;
+        }
+        writeln!(out, "\n{:<20} × ½ tok/s  × 2 tok/s", "if this were")?;
+        for change in &self.sensitivity {
+            writeln!(out, "{:<20} {:>9.2} {:>10.2}", change.assumption, change.halved, change.doubled)?;
+        }
+        Ok(())
+    }
+}
