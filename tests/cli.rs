@@ -377,3 +377,36 @@ fn nobody_has_to_read_the_output() {
         assert!(String::from_utf8(out.stderr).unwrap().contains("storage is full"), "{args:?}");
     }
 }
+
+#[test]
+fn a_phone_is_predicted() {
+    let args = ["simulate", "--flagship", "--profile", "iphone-17-pro-max", "--tokens", "16", "--json"];
+    let report: serde_json::Value = serde_json::from_str(&works(&args).stdout).unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    let speed = |row: &serde_json::Value| row["tokens_per_second"].as_f64().unwrap();
+    let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+    assert_eq!((&first["name"], &last["name"]), (&"on demand".into(), &"everything resident".into()));
+    let between = |row: &serde_json::Value| speed(row) > speed(first) && speed(row) < speed(last);
+    assert!(rows[1..rows.len() - 1].iter().all(between), "{report}");
+    assert!(speed(&rows[2]) > speed(&rows[1]), "overlap gains: {report}");
+    assert!(rows[1..rows.len() - 1].iter().all(|row| row["efficiency"].as_f64().unwrap() <= 1.0), "{report}");
+    let effects: Vec<f64> =
+        report["sensitivity"].as_array().unwrap().iter().map(|change| change["effect"].as_f64().unwrap()).collect();
+    assert!(effects.len() == 9 && effects.is_sorted_by(|a, b| a >= b), "{report}");
+
+    let again = works(&args).stdout;
+    assert_eq!(serde_json::from_str::<serde_json::Value>(&again).unwrap(), report);
+}
+
+#[test]
+fn a_broken_profile_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("phone.json");
+    let good = std::fs::read_to_string(repository("profiles/iphone-17-pro-max.json")).unwrap();
+    std::fs::write(&file, good.replace("1600000000.0", "-1.0")).unwrap();
+    fails(&["simulate", "--flagship", "--profile", text(&file)], "`flash.bandwidth` is -1");
+    std::fs::write(&file, good.replace("\"mix\"", "\"mixed\"")).unwrap();
+    fails(&["simulate", "--flagship", "--profile", text(&file)], "unknown field `mixed`");
+    fails(&["simulate", "--flagship", "--profile", "phone-of-nobody"], "was not found");
+    fails(&["simulate", "--flagship", "--profile", "iphone-17-pro-max", "--budget", "1GB"], "is too small");
+}
