@@ -56,8 +56,28 @@ export interface Progress {
 /** What memory is used for, in bytes. */
 export type MemoryKind = 'core' | 'state' | 'checkpoint' | 'workspace' | 'staging' | 'host' | 'pool';
 
+/** How the model's files are read, as found when it was loaded. */
+export interface FlashStats {
+  /** Through synchronous handles, or as slices of a `File`. */
+  way: 'sync' | 'slice';
+  /** Workers that read one file at a time. */
+  lanes: number;
+  /** Of this way, with files that the system may hold in memory. */
+  bytesPerSecond: number;
+  /** Every way that was tried; 0 where the browser can not read so. */
+  measured: { way: 'sync' | 'slice'; lanes: number; bytesPerSecond: number }[];
+  /** What finding that out took. */
+  milliseconds: number;
+}
+
 export interface Stats {
-  backend: { kind: 'cpu' | 'gpu'; detail: string };
+  backend: {
+    kind: 'cpu' | 'gpu';
+    detail: string;
+    /** Milliseconds from handing work to the GPU until its result is back, with next to no work; null on the CPU. */
+    readback: number | null;
+  };
+  flash: FlashStats;
   memory: {
     /** The most that may be allocated. */
     budget: number;

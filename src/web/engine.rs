@@ -117,7 +117,7 @@ impl WebEngine {
             other => other,
         })?;
         engine.set_stop_flag(self.stop.clone());
-        let mut fixed = describe(&engine);
+        let mut fixed = describe(&mut engine).await?;
         if let Some(notices) = fixed["notices"].as_array_mut() {
             notices.push(json!(format!("the GPU was lost ({reason}), and the model was loaded again")));
         }
@@ -228,9 +228,9 @@ async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pa
         engine.forward(&[0], Want::Last, None).await?;
         engine.reset()?;
     }
-    let before = engine.counters();
+    let (fixed, before) = (describe(&mut engine).await?, engine.counters());
     Ok(WebEngine {
-        fixed: RefCell::new(describe(&engine)),
+        fixed: RefCell::new(fixed),
         stop: engine.stop_flag(),
         model: engine.pack().manifest().name.clone(),
         engine: RefCell::new(Some(engine)),
@@ -300,16 +300,17 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|e| Error::format("reply", e))
 }
 
-fn describe(engine: &Engine) -> Value {
+async fn describe(engine: &mut Engine) -> Result<Value> {
+    let readback = engine.round_trip().await?.map(|seconds| 1000.0 * seconds);
     let (info, ledger) = (engine.backend_info(), engine.ledger());
     let experts: usize = engine.plan().layers.iter().filter_map(|l| l.moe).map(|m| m.experts).sum();
-    json!({
-        "backend": { "kind": info.kind, "detail": info.detail },
+    Ok(json!({
+        "backend": { "kind": info.kind, "detail": info.detail, "readback": readback },
         "memory": { "budget": ledger.budget, "total": ledger.total(), "entries": ledger.entries },
         "pool": { "slots": engine.slots(), "experts": experts },
         "context": engine.context(),
         "notices": engine.notices(),
-    })
+    }))
 }
 
 fn wasm_bytes() -> f64 {
