@@ -22,7 +22,8 @@ export function showTimeline({ backend, tokens }: Stats): void {
   const shown = times.slice(0, COLUMNS);
   // The reply's first token waits for the whole prompt, and beside it the others would not be seen.
   const prompt = shown.length === times.length ? shown.at(-1) : undefined;
-  const highest = Math.max(...(shown.length > 1 ? shown.filter((token) => token !== prompt) : shown).map(({ all }) => all));
+  const compared = shown.length > 1 ? shown.filter((token) => token !== prompt) : shown;
+  const highest = Math.max(...compared.map(({ all }) => all));
 
   const chart = byId('timeline');
   chart.replaceChildren(...shown.map((token) => column(token, highest)).reverse());
@@ -38,8 +39,12 @@ export function showTimeline({ backend, tokens }: Stats): void {
   );
 
   let note = 'A column for each token, once there are any.';
-  if (prompt) note = `${tokens.length} tokens, the slowest ${time(highest)}; the first, with the prompt, ${time(prompt.all)}.`;
-  else if (shown.length > 0) note = `The latest ${shown.length} tokens, the slowest ${time(highest)}. Times are of the last ${tokens.length}.`;
+  if (prompt) {
+    const others = shown.length > 1 ? `, ${shown.length - 1} more at most ${time(highest)} each` : '';
+    note = `The first token, with the prompt, took ${time(prompt.all)}${others}.`;
+  } else if (shown.length > 0) {
+    note = `The latest ${shown.length} tokens took at most ${time(highest)} each. Times are of the last ${tokens.length}.`;
+  }
   byId('waits-note').textContent = note;
   chart.ariaLabel = ['What each token waited for', told(total), note].filter(Boolean).join('. ');
 }
