@@ -58,6 +58,25 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   }
 
+  test('what each token cost adds up to the whole, and only so many tokens are remembered', async () => {
+    await open(plain, async (page) => {
+      const { pool: before } = await loadPart(page, 'cpu', 1 / 4);
+      await answersAsRecorded(page, REPLIES.slice(3, 4));
+      const { tokens, pool } = await page.call('stats');
+      assert.equal(tokens.length, REPLIES[3].token_ids.length);
+      for (const name of ['hits', 'misses', 'bytesRead', 'bytesGuessed']) {
+        assert.equal(tokens.reduce((sum, token) => sum + token[name], 0), pool[name] - before[name], name);
+      }
+      // The prompt is longer than what follows any other token.
+      assert.ok(tokens.at(-1).misses > tokens[0].misses);
+
+      const rambling = { messages: [{ role: 'user', content: 'x' }], temperature: 2, top_p: 1, top_k: 0, seed: 1, max_tokens: 140 };
+      const { usage } = await page.call('chat', rambling);
+      assert.equal(usage.completion_tokens, 140);
+      assert.equal((await page.call('stats')).tokens.length, 128);
+    });
+  });
+
   test('the smallest budget works, and one byte less names it before anything is downloaded', async () => {
     await open(plain, async (page) => {
       plain.log.length = 0;
