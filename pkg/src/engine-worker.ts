@@ -7,7 +7,7 @@ import { MemoryRecord } from './memory-record.js';
 import { mib } from './memory-steps.js';
 import { type Context, serve } from './serve.js';
 import { Server } from './server.js';
-import type { ChatCompletionRequest, Progress, Stats } from './types.js';
+import type { ChatCompletionRequest, FlashStats, Progress, Stats } from './types.js';
 import { Use } from './use.js';
 import init, { WebEngine, type WebInstallation, install, onPanic } from './wasm/outrider.js';
 
@@ -15,6 +15,8 @@ let files: Files | undefined;
 let engine: WebEngine | undefined;
 /** What the user should know about how the model came here. */
 let notices: string[] = [];
+/** How the model's files are read. */
+let flash: FlashStats | undefined;
 /** What is learnt about memory, where the budget is to be found. */
 let memory: MemoryRecord | undefined;
 /** The reply being generated, and those to come. */
@@ -58,6 +60,8 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
     exclusively(`outrider-install-${args.directory}`, async () => {
       const alone = await inUse.claim();
       try {
+        // A model that turned out to be damaged is open for reading.
+        await store.seal();
         const server = new Server(args.address);
         const judged = { ...options, backend, budget: args.budget === 'auto' ? memory!.limit : args.budget };
         return await install(store, server, JSON.stringify(judged), args.update, alone, progress);
@@ -67,8 +71,9 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
         await inUse.share();
       }
     });
-  const start = (installed: WebInstallation) => {
+  const start = async (installed: WebInstallation) => {
     notices = installed.notice === undefined ? [] : [installed.notice];
+    flash = await store.probe(JSON.parse(installed.shards), installed.piece);
     const load = (budget: number | null) =>
       WebEngine.load(store, installed, JSON.stringify({ ...options, budget, backend: args.backend }), progress, pause);
     return args.budget === 'auto' ? within(memory!, installed, load) : load(args.budget);
@@ -181,8 +186,8 @@ function abort(id: number): void {
 }
 
 function stats(): Stats {
-  const stats = JSON.parse(ready().stats()) as Stats;
-  return { ...stats, notices: [...stats.notices, ...notices, ...(memory?.notices ?? [])] };
+  const stats = JSON.parse(ready().stats()) as Omit<Stats, 'flash'>;
+  return { ...stats, flash: flash!, notices: [...stats.notices, ...notices, ...(memory?.notices ?? [])] };
 }
 
 /** Puts on record that what ends now was to end. */

@@ -2,7 +2,9 @@
 // expects of a `Files` object.
 
 import { describe, fail } from './errors.js';
+import { type Sample, measureFlash } from './flash-probe.js';
 import { Remote } from './rpc.js';
+import type { FlashStats } from './types.js';
 
 /** Two readers at a time keep flash busy; more gain nothing. */
 const LANES = 2;
@@ -13,6 +15,9 @@ const LINGER_MS = 50;
 export class Files {
   readonly #lanes: Remote[];
   readonly #owner = new Map<string, Remote>();
+  /** Files that every worker reads, and how many reads each worker has before it. */
+  readonly #shared = new Set<string>();
+  readonly #waiting = new Map<Remote, number>();
 
   private constructor(lanes: Remote[]) {
     this.#lanes = lanes;
@@ -36,8 +41,27 @@ export class Files {
     return files;
   }
 
-  read(file: string, offset: number, length: number): Promise<Uint8Array> {
-    return this.#lane(file).call('read', { file, offset, length });
+  /**
+   * Finds the fastest way to read, and reads so from now on until {@link seal}. `shards` are the files with the experts;
+   * `piece` is what is read of them at a time.
+   */
+  async probe(shards: readonly { file: string; bytes: number }[], piece: number): Promise<FlashStats> {
+    const largest = shards.reduce((a, b) => (b.bytes > a.bytes ? b : a));
+    await this.seal();
+    const flash = await measureFlash(this.#lanes, { ...largest, piece } satisfies Sample);
+    await Promise.all(this.#lanes.map((lane) => lane.call('prefer', flash.way)));
+    if (flash.lanes > 1) for (const { file } of shards) this.#shared.add(file);
+    return flash;
+  }
+
+  async read(file: string, offset: number, length: number): Promise<Uint8Array> {
+    const lane = this.#shared.has(file) ? this.#idlest() : this.#lane(file);
+    this.#waiting.set(lane, this.#reads(lane) + 1);
+    try {
+      return await lane.call<Uint8Array>('read', { file, offset, length });
+    } finally {
+      this.#waiting.set(lane, this.#reads(lane) - 1);
+    }
   }
 
   size(file: string): Promise<number> {
@@ -79,8 +103,9 @@ export class Files {
     }
   }
 
-  /** Closes what was written, so that other tabs may read it. */
+  /** Closes every file, so that other tabs may read what was written, and any worker write it. */
   async seal(): Promise<void> {
+    this.#shared.clear();
     await Promise.all(this.#lanes.map((lane) => lane.call('close', null)));
   }
 
@@ -94,6 +119,14 @@ export class Files {
 
   terminate(): void {
     for (const lane of this.#lanes) lane.close(fail('disposed', 'the files were closed'));
+  }
+
+  #reads(lane: Remote): number {
+    return this.#waiting.get(lane) ?? 0;
+  }
+
+  #idlest(): Remote {
+    return this.#lanes.reduce((a, b) => (this.#reads(b) < this.#reads(a) ? b : a));
   }
 
   /** Files go to the workers in turn, so that neighbouring shards are read side by side. */

@@ -3,7 +3,7 @@
 
 import { fail } from './errors.js';
 import { ROOT } from './location.js';
-import { type PackFile, openFile, translate } from './opfs-file.js';
+import { type PackFile, type Way, openFile, translate } from './opfs-file.js';
 import { Moved, serve } from './serve.js';
 
 interface Opened {
@@ -11,8 +11,28 @@ interface Opened {
   writable: boolean;
 }
 
+export interface Probe {
+  file: string;
+  way: Way;
+  /** Size of the file, and of the pieces to read. */
+  bytes: number;
+  piece: number;
+  /** Where to begin, so that several workers read different pieces. */
+  first: number;
+  milliseconds: number;
+}
+
+export interface Probed {
+  bytes: number;
+  milliseconds: number;
+}
+
+const STRIDE = 37;
+
 let directory: FileSystemDirectoryHandle | undefined;
 let exclusive = false;
+/** How files are read that are only read. */
+let way: Way = 'sync';
 const files = new Map<string, Opened>();
 
 /** Files are opened for reading until they are written, so that several tabs may use a model where browsers allow it. */
@@ -21,7 +41,7 @@ function open(name: string, writable: boolean): Promise<PackFile> {
   if (held && (held.writable || !writable)) return held.file;
   const file = putAway(held).then(() => {
     if (!directory) throw fail('worker', 'the flash worker has no directory');
-    return openFile(directory, name, writable, exclusive);
+    return openFile(directory, name, { writable, exclusive, way });
   });
   const opened = { file, writable };
   files.set(name, opened);
@@ -51,6 +71,35 @@ serve({
   async read({ file, offset, length }: { file: string; offset: number; length: number }) {
     const bytes = await (await open(file, false)).read(offset, length);
     return new Moved(bytes, [bytes.buffer]);
+  },
+
+  /** How files are read that are opened from now on. */
+  async prefer(preferred: Way) {
+    way = preferred;
+  },
+
+  /**
+   * Reads pieces of a file one way, here and there, until the time is up. Nothing is measured where the file can only be
+   * read another way.
+   */
+  async probe({ file: name, way, bytes, piece, first, milliseconds }: Probe): Promise<Probed> {
+    if (!directory) throw fail('worker', 'the flash worker has no directory');
+    const file = await openFile(directory, name, { writable: false, exclusive, way, patience: 0 });
+    try {
+      if (file.way !== way) return { bytes: 0, milliseconds: 0 };
+      const places = Math.max(1, Math.floor(bytes / piece));
+      const length = Math.min(piece, bytes);
+      const start = performance.now();
+      let done = 0;
+      for (let i = first; performance.now() - start < milliseconds; i += 1) {
+        // Steps of an odd number of pieces, so that what the system reads ahead does not count.
+        await file.read(((i * STRIDE) % places) * piece, length);
+        done += length;
+      }
+      return { bytes: done, milliseconds: performance.now() - start };
+    } finally {
+      await file.close();
+    }
   },
 
   async size(file: string) {

@@ -91,7 +91,7 @@ export class MemoryRecord {
 
   async #write(known: Knowledge): Promise<void> {
     this.#known = known;
-    const file = await openFile(await directory(), fileOf(this.#device), true, false);
+    const file = await openFile(await directory(), fileOf(this.#device), { writable: true, exclusive: false });
     try {
       const bytes = new TextEncoder().encode(JSON.stringify(known));
       await file.resize(0);
@@ -116,7 +116,7 @@ async function directory(): Promise<FileSystemDirectoryHandle> {
 /** What is on record. Half of it, or none, is nothing known. */
 async function read(name: string): Promise<Knowledge> {
   try {
-    const file = await openFile(await directory(), name, false, false);
+    const file = await openFile(await directory(), name, { writable: false, exclusive: false });
     try {
       const known = JSON.parse(new TextDecoder().decode(await file.read(0, await file.size()))) as Knowledge;
       return Number.isFinite(known.good) && Number.isFinite(known.doubts) ? known : steps.NOTHING;

@@ -2,7 +2,11 @@
 
 import { type OutriderError, describe, fail } from './errors.js';
 
+/** How a file is read: through a synchronous handle, or as slices of a `File`. */
+export type Way = 'sync' | 'slice';
+
 export interface PackFile {
+  readonly way: Way;
   read(offset: number, length: number): Promise<Uint8Array<ArrayBuffer>>;
   size(): Promise<number>;
   write(offset: number, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
@@ -20,6 +24,16 @@ const RETRY_MS = 50;
  * none, never lets go of a file that it was asked for one of.
  */
 let synchronous: Promise<boolean> | undefined;
+
+export interface OpenOptions {
+  writable: boolean;
+  /** Asks for a handle that leaves room for no other, the only kind that Safari and Firefox have. */
+  exclusive: boolean;
+  /** How it is to be read, where it is only read and can be so. */
+  way?: Way;
+  /** Milliseconds to wait for a handle that another tab has. */
+  patience?: number;
+}
 
 async function hasSyncHandles(): Promise<boolean> {
   if (!('createSyncAccessHandle' in FileSystemFileHandle.prototype)) return false;
@@ -39,21 +53,19 @@ async function hasSyncHandles(): Promise<boolean> {
 }
 
 /**
- * Opens a file, for writing also one that does not exist, by a synchronous handle, the fastest way by far. Where there
- * are none, or another tab holds the only one there may be, files are read as slices, and written through a stream.
- * `exclusive` asks for a handle that leaves room for no other, the only kind that Safari and Firefox have.
+ * Opens a file, for writing also one that does not exist, by a synchronous handle. Where there are none, or another tab
+ * holds the only one there may be, files are read as slices, and written through a stream.
  */
 export async function openFile(
   directory: FileSystemDirectoryHandle,
   name: string,
-  writable: boolean,
-  exclusive: boolean,
+  { writable, exclusive, way = 'sync', patience = PATIENCE_MS }: OpenOptions,
 ): Promise<PackFile> {
   try {
     synchronous ??= hasSyncHandles();
     const entry = await directory.getFileHandle(name, { create: writable });
-    if (!(await synchronous)) return new StreamedFile(entry, name, writable);
-    const deadline = Date.now() + PATIENCE_MS;
+    if ((way === 'slice' && !writable) || !(await synchronous)) return new StreamedFile(entry, name, writable);
+    const deadline = Date.now() + patience;
     for (;;) {
       try {
         // Browsers that know no modes ignore the option and give an exclusive handle.
@@ -62,7 +74,7 @@ export async function openFile(
         return new SyncFile(await open.call(entry, { mode }), name);
       } catch (error) {
         if ((error as DOMException).name !== 'NoModificationAllowedError') throw error;
-        if (Date.now() > deadline) {
+        if (Date.now() >= deadline) {
           if (!writable) return new StreamedFile(entry, name, false);
           throw error;
         }
@@ -107,6 +119,8 @@ function truncated(path: string, expected: number, actual: number): OutriderErro
 const CHROMIUM_NO_SPACE = -8;
 
 class SyncFile implements PackFile {
+  readonly way = 'sync';
+
   constructor(
     readonly handle: FileSystemSyncAccessHandle,
     readonly name: string,
@@ -167,6 +181,7 @@ class SyncFile implements PackFile {
 const SETTLE_BYTES = 4 << 20;
 
 class StreamedFile implements PackFile {
+  readonly way = 'slice';
   #end = 0;
   #unsettled = 0;
   #writer: FileSystemWritableFileStream | undefined;

@@ -56,8 +56,28 @@ export interface Progress {
 /** What memory is used for, in bytes. */
 export type MemoryKind = 'core' | 'state' | 'checkpoint' | 'workspace' | 'staging' | 'host' | 'pool';
 
+/** How the model's files are read, as found when it was loaded. */
+export interface FlashStats {
+  /** Through synchronous handles, or as slices of a `File`. */
+  way: 'sync' | 'slice';
+  /** Workers that read one file at a time. */
+  lanes: number;
+  /** Of this way, with files that the system may hold in memory. */
+  bytesPerSecond: number;
+  /** Every way that was tried; 0 where the browser can not read so. */
+  measured: { way: 'sync' | 'slice'; lanes: number; bytesPerSecond: number }[];
+  /** What finding that out took. */
+  milliseconds: number;
+}
+
 export interface Stats {
-  backend: { kind: 'cpu' | 'gpu'; detail: string };
+  backend: {
+    kind: 'cpu' | 'gpu';
+    detail: string;
+    /** Milliseconds from handing work to the GPU until its result is back, with next to no work; null on the CPU. */
+    readback: number | null;
+  };
+  flash: FlashStats;
   memory: {
     /** The most that may be allocated. */
     budget: number;
@@ -66,12 +86,31 @@ export interface Stats {
     /** Size of the wasm memory, in which some of the entries lie: all of them with the CPU, `host` and `staging` with the GPU. */
     wasm: number;
   };
-  pool: { slots: number; experts: number; hits: number; misses: number; bytesRead: number };
+  /** Experts found in the pool and not, and bytes read from flash, since loading; `bytesGuessed` of these ahead of need. */
+  pool: { slots: number; experts: number; hits: number; misses: number; bytesRead: number; bytesGuessed: number };
   /** Of the reply in progress, or the last one; tokens per second, 0 before there are any. */
   speed: { prefill: number; decode: number };
+  /** Of the same reply: what each of its latest tokens waited for, at most 128, the latest first. */
+  tokens: TokenTimes[];
   context: number;
   /** What the user should know, such as why the CPU is used. */
   notices: string[];
+}
+
+/** What one token of a reply cost since the one before it; the first token of a reply, since the reply began. */
+export interface TokenTimes {
+  /** All of its time. What is in neither of the two waits below is the host's work, and with the GPU its logits. */
+  milliseconds: number;
+  /** Of these, milliseconds that layers waited for experts to be read. */
+  flash: number;
+  /** Of these, milliseconds that the host waited for a layer's routing: for the GPU; with the CPU, that is computing. */
+  routing: number;
+  /** Experts that were needed and found in the pool, and those that were not. */
+  hits: number;
+  misses: number;
+  /** Bytes of experts that were asked of flash, and of these, bytes asked for ahead of need. */
+  bytesRead: number;
+  bytesGuessed: number;
 }
 
 export interface TextPart {

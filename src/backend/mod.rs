@@ -103,6 +103,10 @@ pub trait Backend {
     /// The head's input after the final norm for some rows, `[rows.len(), hidden]`: valid right after `logits`.
     fn normed(&mut self, rows: usize) -> LocalBoxFuture<'_, Result<Vec<f32>>>;
 
+    /// Seconds from asking for a result that takes next to no work until it is here. None where results need not come from
+    /// anywhere.
+    fn round_trip(&mut self) -> LocalBoxFuture<'_, Result<Option<f64>>>;
+
     /// Bytes this backend allocates beside weights, states and pool slots: activations, staging, parameters.
     fn workspace_bytes(&self) -> u64;
 }

@@ -204,6 +204,12 @@ impl Engine {
         self.experts.set_pieces(pieces);
     }
 
+    /// Seconds that a result of the backend takes to come back when there is next to nothing to compute, measured now.
+    pub async fn round_trip(&mut self) -> Result<Option<f64>> {
+        self.backend.settle().await?;
+        self.backend.round_trip().await
+    }
+
     /// What the user should know about how the model was loaded, such as a fallback to the CPU.
     pub fn notices(&self) -> &[String] {
         &self.notices

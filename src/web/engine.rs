@@ -11,6 +11,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::errors::to_js;
+use super::speed::{Speed, now};
 use super::{WebInstallation, WebOptions, report};
 use crate::chat::Chat;
 use crate::chat::openai::{ChatRequest, Delta, FinishReason, Head};
@@ -23,13 +24,6 @@ use crate::flash::opfs::{Files, OpfsFlash};
 use crate::pack::Pack;
 
 type Store = Installed<OpfsFlash>;
-
-#[wasm_bindgen]
-extern "C" {
-    /// Milliseconds since some moment.
-    #[wasm_bindgen(js_namespace = performance)]
-    fn now() -> f64;
-}
 
 /// An engine and how to chat with it. Calls that take time must come one after another; [`abort`](Self::abort) and
 /// [`stats`](Self::stats) may come at any time.
@@ -93,9 +87,11 @@ impl WebEngine {
         let mut stats = self.fixed.borrow().clone();
         let (before, counters, speed) = (self.before.get(), self.counters.get(), self.speed.borrow());
         stats["speed"] = json!({ "prefill": speed.prefill(), "decode": speed.decode() });
+        stats["tokens"] = json!(speed.latest());
         stats["pool"]["hits"] = json!(counters.experts.hits - before.experts.hits);
         stats["pool"]["misses"] = json!(counters.experts.missed() - before.experts.missed());
         stats["pool"]["bytesRead"] = json!(counters.expert_bytes() - before.expert_bytes());
+        stats["pool"]["bytesGuessed"] = json!(counters.guess_bytes - before.guess_bytes);
         stats["memory"]["wasm"] = json!(wasm_bytes());
         stats.to_string()
     }
@@ -117,13 +113,14 @@ impl WebEngine {
             other => other,
         })?;
         engine.set_stop_flag(self.stop.clone());
-        let mut fixed = describe(&engine);
+        let mut fixed = describe(&mut engine).await?;
         if let Some(notices) = fixed["notices"].as_array_mut() {
             notices.push(json!(format!("the GPU was lost ({reason}), and the model was loaded again")));
         }
         self.fixed.replace(fixed);
         self.before.set(engine.counters());
         self.counters.set(engine.counters());
+        self.speed.borrow_mut().count_from(engine.counters());
         Ok(held.insert(engine))
     }
 
@@ -151,7 +148,7 @@ impl WebEngine {
         if request.cache_prompt == Some(false) {
             engine.reset()?;
         }
-        self.speed.replace(Speed::start(prompt.len()));
+        self.speed.replace(Speed::start(prompt.len(), engine.counters()));
         if stream {
             send(Delta::start(), None, None)?;
         }
@@ -163,7 +160,7 @@ impl WebEngine {
             let (so_far, generated) = (sequence.borrow().clone(), reply.usage().completion_tokens);
             let ended = engine.generate(&so_far, &mut sampler, room - generated, |engine, token| {
                 self.counters.set(engine.counters());
-                self.speed.borrow_mut().token(engine.cached());
+                self.speed.borrow_mut().token(engine.cached(), engine.counters());
                 sequence.borrow_mut().push(token);
                 tokens.borrow_mut().push(token);
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
@@ -228,9 +225,9 @@ async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pa
         engine.forward(&[0], Want::Last, None).await?;
         engine.reset()?;
     }
-    let before = engine.counters();
+    let (fixed, before) = (describe(&mut engine).await?, engine.counters());
     Ok(WebEngine {
-        fixed: RefCell::new(describe(&engine)),
+        fixed: RefCell::new(fixed),
         stop: engine.stop_flag(),
         model: engine.pack().manifest().name.clone(),
         engine: RefCell::new(Some(engine)),
@@ -300,73 +297,21 @@ fn to_json(value: &impl serde::Serialize) -> Result<String> {
     serde_json::to_string(value).map_err(|e| Error::format("reply", e))
 }
 
-fn describe(engine: &Engine) -> Value {
+async fn describe(engine: &mut Engine) -> Result<Value> {
+    let readback = engine.round_trip().await?.map(|seconds| 1000.0 * seconds);
     let (info, ledger) = (engine.backend_info(), engine.ledger());
     let experts: usize = engine.plan().layers.iter().filter_map(|l| l.moe).map(|m| m.experts).sum();
-    json!({
-        "backend": { "kind": info.kind, "detail": info.detail },
+    Ok(json!({
+        "backend": { "kind": info.kind, "detail": info.detail, "readback": readback },
         "memory": { "budget": ledger.budget, "total": ledger.total(), "entries": ledger.entries },
         "pool": { "slots": engine.slots(), "experts": experts },
         "context": engine.context(),
         "notices": engine.notices(),
-    })
+    }))
 }
 
 fn wasm_bytes() -> f64 {
     let memory: js_sys::WebAssembly::Memory = wasm_bindgen::memory().unchecked_into();
     let buffer: js_sys::ArrayBuffer = memory.buffer().unchecked_into();
     f64::from(buffer.byte_length())
-}
-
-/// When the tokens of a reply came.
-#[derive(Debug, Default)]
-struct Speed {
-    prompt: usize,
-    /// Tokens of the prompt that were not run.
-    cached: usize,
-    started: f64,
-    first: f64,
-    last: f64,
-    tokens: usize,
-}
-
-impl Speed {
-    fn start(prompt: usize) -> Speed {
-        Speed { prompt, started: now(), ..Speed::default() }
-    }
-
-    fn token(&mut self, cached: usize) {
-        self.last = now();
-        if self.tokens == 0 {
-            (self.first, self.cached) = (self.last, cached);
-        }
-        self.tokens += 1;
-    }
-
-    /// Tokens of the prompt run a second, until the first token of the reply.
-    fn prefill(&self) -> f64 {
-        if self.tokens == 0 { 0.0 } else { per_second(self.prompt - self.cached, self.first - self.started) }
-    }
-
-    /// Tokens a second after the first.
-    fn decode(&self) -> f64 {
-        per_second(self.tokens.saturating_sub(1), self.last - self.first)
-    }
-
-    /// By the names that llama.cpp's server uses.
-    fn timings(&self) -> Value {
-        json!({
-            "cache_n": self.cached,
-            "prompt_n": self.prompt - self.cached,
-            "prompt_ms": self.first - self.started,
-            "prompt_per_second": self.prefill(),
-            "predicted_n": self.tokens,
-            "predicted_ms": self.last - self.first,
-            "predicted_per_second": self.decode(),
-        })
-    }
-}
-
-fn per_second(count: usize, ms: f64) -> f64 {
-    if ms > 0.0 { 1000.0 * count as f64 / ms } else { 0.0 }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use js_sys::Function;
+use serde_json::{Value, json};
 use wasm_bindgen::prelude::*;
 
 use super::errors::to_js;
@@ -14,13 +15,23 @@ use crate::engine::{Options, budgets};
 use crate::error::{Error, Result};
 use crate::flash::install::{self, Extent, File, Observer, Outcome, Phase, Policy, Progress};
 use crate::flash::opfs::{Files, OpfsFlash, Server};
-use crate::pack::Manifest;
+use crate::pack::{CORE_EXTENT, Manifest};
 
 /// Where an installed pack lies, and what is to be said about that.
 #[wasm_bindgen]
 pub struct WebInstallation {
     pub(super) outcome: Outcome,
+    contents: Contents,
+}
+
+/// What the package has to know of a manifest.
+#[derive(Clone, Default)]
+struct Contents {
     budgets: Range<u64>,
+    /// The shards with experts, or all of them where there are none.
+    shards: Vec<(String, u64)>,
+    /// Bytes read at a time.
+    piece: u64,
 }
 
 #[wasm_bindgen]
@@ -34,13 +45,26 @@ impl WebInstallation {
     /// The smallest budget with which the model works.
     #[wasm_bindgen(getter)]
     pub fn smallest(&self) -> f64 {
-        self.budgets.start as f64
+        self.contents.budgets.start as f64
     }
 
     /// The budget that holds the whole model.
     #[wasm_bindgen(getter)]
     pub fn whole(&self) -> f64 {
-        self.budgets.end as f64
+        self.contents.budgets.end as f64
+    }
+
+    /// The files that experts are read from while the model runs, as JSON: `[{file, bytes}]`.
+    #[wasm_bindgen(getter)]
+    pub fn shards(&self) -> String {
+        let shards = self.contents.shards.iter().map(|(file, bytes)| json!({ "file": file, "bytes": bytes }));
+        shards.collect::<Value>().to_string()
+    }
+
+    /// Bytes that are read of them at a time.
+    #[wasm_bindgen(getter)]
+    pub fn piece(&self) -> f64 {
+        self.contents.piece as f64
     }
 }
 
@@ -62,14 +86,14 @@ pub async fn install(
         // Of each manifest that was looked at: an update that failed leaves another than the last of them.
         let seen = RefCell::new(HashMap::new());
         let describe = |manifest: &[u8]| {
-            let (files, budgets) = describe(manifest, &options)?;
-            seen.borrow_mut().insert(install::hash(manifest), budgets);
+            let (files, contents) = describe(manifest, &options)?;
+            seen.borrow_mut().insert(install::hash(manifest), contents);
             Ok(files)
         };
         let outcome =
             install::ensure(&server, &store, &describe, &Report(on_progress), Policy { update, alone }).await?;
-        let budgets = seen.borrow().get(outcome.installation.manifest()).cloned().unwrap_or_default();
-        Ok(WebInstallation { outcome, budgets })
+        let contents = seen.borrow().get(outcome.installation.manifest()).cloned().unwrap_or_default();
+        Ok(WebInstallation { outcome, contents })
     };
     run.await.map_err(to_js)
 }
@@ -91,8 +115,8 @@ impl Observer for Report {
     }
 }
 
-/// The files that a manifest names, and the budgets with which its model works.
-fn describe(manifest: &[u8], options: &Options) -> Result<(Vec<File>, Range<u64>)> {
+/// The files that a manifest names, and what else is to be known of it.
+fn describe(manifest: &[u8], options: &Options) -> Result<(Vec<File>, Contents)> {
     let manifest = Manifest::parse(manifest)?;
     if !manifest.files.iter().any(|file| file.file == TOKENIZER) {
         return Err(Error::MissingFile { file: TOKENIZER.to_owned() });
@@ -121,5 +145,19 @@ fn describe(manifest: &[u8], options: &Options) -> Result<(Vec<File>, Range<u64>
         let extents = if file.bytes == 0 { Vec::new() } else { vec![whole] };
         File { name: file.file.clone(), size: file.bytes, extents }
     }));
-    Ok((files, budgets))
+    Ok((files, Contents { budgets, ..read_while_running(&manifest) }))
+}
+
+/// The shards that experts are read from, and how much at a time; of a model without any, all shards.
+fn read_while_running(manifest: &Manifest) -> Contents {
+    let experts = manifest.experts.as_ref();
+    let extents = experts.iter().flat_map(|experts| experts.layers.iter().flatten().flatten());
+    let mut used: Vec<usize> = extents.map(|&extent| manifest.extents[extent].shard).collect();
+    if used.is_empty() {
+        used.extend(0..manifest.shards.len());
+    }
+    used.sort_unstable();
+    used.dedup();
+    let shards = used.into_iter().map(|i| (manifest.shards[i].file.clone(), manifest.shards[i].bytes)).collect();
+    Contents { shards, piece: experts.map_or(CORE_EXTENT, |experts| experts.stride), ..Contents::default() }
 }

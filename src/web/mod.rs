@@ -3,6 +3,7 @@
 mod engine;
 mod errors;
 mod install;
+mod speed;
 
 pub use engine::WebEngine;
 pub use install::{WebInstallation, install};

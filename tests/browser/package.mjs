@@ -27,7 +27,8 @@ export function servePackage(options = {}) {
  * Where the package is tested. `open(server, use)` calls `use(page)` with a fresh profile and `fixtures/bare.html`:
  * `page.call(name, ...args)` calls what that page defines, `page.reload()` loads it again. `visit(server, search,
  * watch, use)` does so with the server's own page, made to obey (`fixtures/driver.js`), where nothing else drives it.
- * `some(cases)` are those that this run tries there. `page.send(method, params)` is there in Chromium, for its DevTools
+ * `some(cases)` are those that this run tries there, and `less` are options of tests of what hardly depends on the browser,
+ * which without `--full` only Chromium takes. `page.send(method, params)` is there in Chromium, for its DevTools
  * protocol, and `open`'s third argument may hold `prefs` for Firefox.
  */
 export const BROWSERS = [
@@ -37,7 +38,10 @@ export const BROWSERS = [
   remoteBrowser('WebKit', process.env.OUTRIDER_WEBKIT, false),
 ]
   .filter(({ name }) => name === 'Chromium' || !process.argv.includes('--quick'))
-  .map((browser) => ({ ...browser, some: browser.name === 'Chromium' || process.argv.includes('--full') ? (all) => all : everyThird }));
+  .map((browser) => {
+    const deep = browser.name === 'Chromium' || process.argv.includes('--full');
+    return { ...browser, some: deep ? (all) => all : everyThird, less: { skip: !deep && 'here only with --full' } };
+  });
 
 /** Long tables of cases are gone through in one browser, and in all of them with `--full`. */
 function everyThird(cases) {

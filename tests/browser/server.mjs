@@ -3,6 +3,7 @@
 //
 //   node server.mjs [--port N] [--query TEXT] [--isolated] /=www/dist /models=models
 
+import { createHash } from 'node:crypto';
 import { createReadStream } from 'node:fs';
 import { readFile, stat } from 'node:fs/promises';
 import { createServer } from 'node:http';
@@ -188,7 +189,8 @@ async function open(file, fault) {
   if (!info?.isFile()) return undefined;
   if (fault.body) {
     const bytes = Buffer.from(fault.body(await readFile(file)));
-    return { size: bytes.length, etag: `"other-${bytes.length}"`, read: (start, end) => [bytes.subarray(start, end)] };
+    const etag = `"${createHash('sha1').update(bytes).digest('hex')}"`;
+    return { size: bytes.length, etag, read: (start, end) => [bytes.subarray(start, end)] };
   }
   return {
     size: Math.min(fault.truncate ?? info.size, info.size),

@@ -14,6 +14,12 @@ export function duration(seconds: number): string {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+/** Of something that may take less than a second. */
+export function time(milliseconds: number): string {
+  if (milliseconds >= 999.5) return `${(milliseconds / 1000).toFixed(1)} s`;
+  return `${milliseconds.toFixed(milliseconds < 9.95 ? 1 : 0)} ms`;
+}
+
 export const count = (n: number): string => n.toLocaleString('en');
 
 /** Speeds below ten are worth a digit after the point. */

@@ -3,6 +3,7 @@
 import type { MemoryKind, Stats } from 'outrider';
 import { byId, element } from './dom.js';
 import { bytes, count, rate } from './format.js';
+import { showTimeline } from './timeline.js';
 
 const KINDS: Record<MemoryKind, string> = {
   core: 'Core weights',
@@ -18,6 +19,7 @@ export function showStats(stats: Stats): void {
   const { memory, pool, backend, speed } = stats;
   byId('speed').textContent = rate(speed.decode);
   byId('prefill').textContent = speed.prefill > 0 ? `${rate(speed.prefill)} tokens/s reading the prompt` : '';
+  showTimeline(stats);
   byId('memory-total').textContent = bytes(memory.total);
   byId('memory-budget').textContent = bytes(memory.budget);
 

@@ -1,11 +1,12 @@
 // What someone who was not there needs to know, for `docs/iphone.md`: the machine, the engine, how loading and the last
 // replies went, and what happened when. Nothing that was typed or answered is in it.
 
-import { type Progress, type Stats, type Timings, VERSION } from 'outrider';
+import { type Progress, type Stats, type Timings, type TokenTimes, VERSION } from 'outrider';
 import { byId } from './dom.js';
 
 const REPLIES = 5;
 const EVENTS = 40;
+const TOKENS = 32;
 const SHOWN_MS = 4000;
 /** Where a page notes that it lives. A note that is still there when the next one starts was left by a sudden end. */
 const NOTE = 'outrider-alive';
@@ -38,6 +39,13 @@ const events: string[] = [];
 const now = (): number => performance.now() / 1000;
 /** Three digits say what a time or a speed measured once can say. */
 const round = (n: number): number => Number(n.toPrecision(3));
+
+const rounded = (token: TokenTimes): TokenTimes => ({
+  ...token,
+  milliseconds: round(token.milliseconds),
+  flash: round(token.flash),
+  routing: round(token.routing),
+});
 
 function happened(what: string): void {
   events.push(`${now().toFixed(1)} s: ${what}`);
@@ -163,7 +171,7 @@ export function report(): string {
       adapter,
       storage,
       load,
-      engine: stats,
+      engine: stats && { ...stats, tokens: stats.tokens.slice(0, TOKENS).map(rounded) },
       replies,
       events,
     },

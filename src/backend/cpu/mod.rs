@@ -328,6 +328,10 @@ impl Backend for Cpu {
         ready(Ok(())).boxed_local()
     }
 
+    fn round_trip(&mut self) -> LocalBoxFuture<'_, Result<Option<f64>>> {
+        ready(Ok(None)).boxed_local()
+    }
+
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {
         let (Some(moe), Some(shape)) = (self.plan.layers[layer].moe, self.plan.expert) else { return Ok(()) };
         let [_, up_at, down_at] = shape.offsets();

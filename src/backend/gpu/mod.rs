@@ -18,8 +18,8 @@ mod work;
 
 use std::ops::Range;
 
-use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
+use futures_util::{FutureExt, TryFutureExt};
 
 pub use device::Device;
 
@@ -31,7 +31,6 @@ use crate::tensor::Layout;
 use in_flight::{InFlight, SUBMISSIONS};
 use pipelines::{Dispatch, Pipelines};
 use program::{AHEAD, Activation, Id, Pass, Program, UNIFORM};
-use readback::Readback;
 use tuning::Tuning;
 
 /// What a GPU backend did so far.
@@ -217,66 +216,6 @@ impl Gpu {
     fn copy(&mut self, from: Id, to: Id) {
         let (from, to) = (self.buffer(from).clone(), self.buffer(to).clone());
         self.encoder().copy_buffer_to_buffer(&from, 0, &to, 0, from.size());
-    }
-
-    /// Frees a read-back buffer from a read that was never finished.
-    fn free(&mut self, target: Id) {
-        if let Some(i) = self.reading.iter().position(|r| *r == target) {
-            self.reading.swap_remove(i);
-            self.buffer(target).unmap();
-        }
-    }
-
-    /// Records a copy to a read-back buffer that is free, to offset `at` of it. Returns where the copy ends.
-    fn copy_back(&mut self, source: Id, range: Range<u64>, target: Id, at: u64) -> u64 {
-        let (source, buffer) = (self.buffer(source).clone(), self.buffer(target).clone());
-        let len = range.end - range.start;
-        self.encoder().copy_buffer_to_buffer(&source, range.start, &buffer, at, len);
-        at + len
-    }
-
-    /// Submits and asks for the first `bytes` of a read-back buffer.
-    async fn start_read(&mut self, target: Id, bytes: u64) -> Result<(Readback, wgpu::SubmissionIndex)> {
-        self.make_way().await?;
-        let submission = self.submit().ok_or_else(|| Error::Gpu("nothing was recorded to read back".to_owned()))?;
-        self.reading.push(target);
-        self.stats.readbacks += 1;
-        self.stats.readback_bytes += bytes;
-        Ok((Readback::start(self.buffer(target), bytes), submission))
-    }
-
-    async fn finish_read(
-        &mut self,
-        target: Id,
-        (read, submission): (Readback, wgpu::SubmissionIndex),
-    ) -> Result<Vec<u8>> {
-        let bytes = read.finish(&self.device, &self.buffers[target.0], submission).await?;
-        self.reading.retain(|r| *r != target);
-        // All writes so far came before what was read back.
-        self.queued = 0;
-        Ok(bytes)
-    }
-
-    /// Rows of an activation buffer, without their padding.
-    async fn read_rows(&mut self, buf: Buf, rows: Range<usize>) -> Result<Vec<f32>> {
-        let Activation { id, width, stride, .. } = self.program.activations[buf.0];
-        let target = self.program.read_rows;
-        let batch = (self.program.buffers[target.0].bytes / (4 * stride as u64)) as usize;
-        let mut out = Vec::with_capacity(rows.len() * width);
-        let mut first = rows.start;
-        while first < rows.end {
-            let last = rows.end.min(first + batch);
-            let range = 4 * (first * stride) as u64..4 * (last * stride) as u64;
-            self.free(target);
-            let bytes = self.copy_back(id, range, target, 0);
-            let read = self.start_read(target, bytes).await?;
-            let bytes = self.finish_read(target, read).await?;
-            for row in bytes.chunks_exact(4 * stride) {
-                out.extend(floats(&row[..4 * width]));
-            }
-            first = last;
-        }
-        Ok(out)
     }
 
     /// Writes rows of `width` floats into an activation buffer with its padding.
@@ -602,6 +541,10 @@ impl Backend for Gpu {
 
     fn normed(&mut self, rows: usize) -> LocalBoxFuture<'_, Result<Vec<f32>>> {
         self.read_rows(self.plan.head_normed, 0..rows).boxed_local()
+    }
+
+    fn round_trip(&mut self) -> LocalBoxFuture<'_, Result<Option<f64>>> {
+        self.time_round_trip().map_ok(Some).boxed_local()
     }
 
     fn workspace_bytes(&self) -> u64 {

@@ -8,7 +8,7 @@ import { BROWSERS, chat, load, servePackage } from '../package.mjs';
 
 const TURNS = ['Can you find me a restaurant in San Jose?', 'Something Italian, please.', 'Yes, for two people at 7 pm.'];
 
-for (const { name, gpu, skip, some, open } of BROWSERS) describe(`conversations in ${name}`, { timeout: 8 * PATIENCE, skip }, () => {
+for (const { name, gpu, skip, some, less, open } of BROWSERS) describe(`conversations in ${name}`, { timeout: 8 * PATIENCE, skip }, () => {
   let server;
 
   before(async () => {
@@ -76,7 +76,7 @@ for (const { name, gpu, skip, some, open } of BROWSERS) describe(`conversations 
     });
   }
 
-  test('a stopped reply is gone on from', async () => {
+  test('a stopped reply is gone on from', less, async () => {
     await open(server, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
       const { askTwice } = conversation(page);
@@ -89,7 +89,7 @@ for (const { name, gpu, skip, some, open } of BROWSERS) describe(`conversations 
     });
   });
 
-  test('a conversation that outgrew the context goes on without some of its messages', async () => {
+  test('a conversation that outgrew the context goes on without some of its messages', less, async () => {
     await open(server, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu', context: 160 })).error);
       const { ask } = conversation(page);

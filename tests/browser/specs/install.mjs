@@ -9,7 +9,7 @@ import { BROWSERS, MODEL, REPLIES, answersAsRecorded, load, servePackage } from 
 
 const CPU = { backend: 'cpu' };
 
-for (const { name, skip, some, open } of BROWSERS) describe(`installing a model in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
+for (const { name, skip, some, less, open } of BROWSERS) describe(`installing a model in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
   let server;
 
   before(async () => {
@@ -82,7 +82,7 @@ for (const { name, skip, some, open } of BROWSERS) describe(`installing a model 
     ['a file outside the directory', (m) => ({ ...m, files: [{ ...m.files[0], file: '../secret' }] }), 'format', /secret/],
     ['a manifest that is no manifest', () => ({ hello: 'there' }), 'format', /./],
   ])) {
-    test(`${name}: refused before anything else is downloaded`, async () => {
+    test(`${name}: refused before anything else is downloaded`, less, async () => {
       await open(server, async (page) => {
         const body = (bytes) => JSON.stringify(change(JSON.parse(bytes)));
         const { error } = await during('manifest.json', { body }, () => {
@@ -97,7 +97,7 @@ for (const { name, skip, some, open } of BROWSERS) describe(`installing a model 
     });
   }
 
-  test('a byte that was wrong once is fetched again', async () => {
+  test('a byte that was wrong once is fetched again', less, async () => {
     await open(server, async (page) => {
       const { error } = await during('experts-00000.bin', { flip: 123_456, times: 1 }, () => load(page, CPU));
       assert.ifError(error && new Error(error.message));
@@ -116,7 +116,7 @@ for (const { name, skip, some, open } of BROWSERS) describe(`installing a model 
     });
   });
 
-  test('a server that knows no ranges is enough', async () => {
+  test('a server that knows no ranges is enough', less, async () => {
     await open(server, async (page) => {
       const { error } = await during(MODEL, { ignoreRange: true }, () => load(page, CPU));
       assert.ifError(error && new Error(error.message));
@@ -137,7 +137,7 @@ for (const { name, skip, some, open } of BROWSERS) describe(`installing a model 
   });
 
   for (const phase of ['load', 'warmup']) {
-    test(`aborted in ${phase}: a typed error, and nothing is fetched again`, async () => {
+    test(`aborted in ${phase}: a typed error, and nothing is fetched again`, less, async () => {
       await open(server, async (page) => {
         const { error } = await load(page, { ...CPU, abortAt: phase });
         assert.equal(error?.code, 'aborted', error?.message);

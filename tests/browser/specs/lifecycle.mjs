@@ -19,7 +19,7 @@ const doomed = (op, nth, end) => (script) => `
   });
   ${script}`;
 
-for (const { name, skip, some, open } of BROWSERS)
+for (const { name, skip, some, less, open } of BROWSERS)
   describe(`engines in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
     let server;
 
@@ -53,7 +53,7 @@ for (const { name, skip, some, open } of BROWSERS)
       });
     }
 
-    test('a reply stopped before it began, and one stopped while the prompt is read', async () => {
+    test('a reply stopped before it began, and one stopped while the prompt is read', less, async () => {
       await open(server, async (page) => {
         assert.ifError((await load(page, CPU)).error);
         const early = await page.call('stopSoon', LONG, 0);

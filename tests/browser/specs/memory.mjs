@@ -29,7 +29,7 @@ async function take(page, options = {}) {
 
 const answers = (page) => answersAsRecorded(page, REPLIES.slice(0, 1));
 
-for (const { name, skip, open } of BROWSERS)
+for (const { name, skip, less, open } of BROWSERS)
   describe(`memory in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
     let server;
 
@@ -65,7 +65,7 @@ for (const { name, skip, open } of BROWSERS)
       });
     });
 
-    test('where the least has ended the page twice, the model is refused before it is downloaded', async () => {
+    test('where the least has ended the page twice, the model is refused before it is downloaded', less, async () => {
       await open(server, async (page) => {
         await page.call('know', 'cpu', { good: 0, doubts: 0, bad: { budget: 9 * MIB, times: 2, at: Date.now() } });
         server.log.length = 0;

@@ -11,7 +11,7 @@ const quick = process.argv.includes('--quick');
 /** Software rendering is slow: the GPU answers some of the prompts, the CPU all of them. */
 const SOME = REPLIES.slice(0, quick ? 1 : 5);
 
-for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${name}`, { timeout: 8 * PATIENCE, skip }, () => {
+for (const { name, gpu, skip, less, open } of BROWSERS) describe(`the package in ${name}`, { timeout: 8 * PATIENCE, skip }, () => {
   let plain;
   let isolated;
 
@@ -58,7 +58,26 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   }
 
-  test('the smallest budget works, and one byte less names it before anything is downloaded', async () => {
+  test('what each token cost adds up to the whole, and only so many tokens are remembered', less, async () => {
+    await open(plain, async (page) => {
+      const { pool: before } = await loadPart(page, 'cpu', 1 / 4);
+      await answersAsRecorded(page, REPLIES.slice(3, 4));
+      const { tokens, pool } = await page.call('stats');
+      assert.equal(tokens.length, REPLIES[3].token_ids.length);
+      for (const name of ['hits', 'misses', 'bytesRead', 'bytesGuessed']) {
+        assert.equal(tokens.reduce((sum, token) => sum + token[name], 0), pool[name] - before[name], name);
+      }
+      // The prompt is longer than what follows any other token.
+      assert.ok(tokens.at(-1).misses > tokens[0].misses);
+
+      const rambling = { messages: [{ role: 'user', content: 'x' }], temperature: 2, top_p: 1, top_k: 0, seed: 1, max_tokens: 140 };
+      const { usage } = await page.call('chat', rambling);
+      assert.equal(usage.completion_tokens, 140);
+      assert.equal((await page.call('stats')).tokens.length, 128);
+    });
+  });
+
+  test('the smallest budget works, and one byte less names it before anything is downloaded', less, async () => {
     await open(plain, async (page) => {
       plain.log.length = 0;
       const { error } = await load(page, { backend: 'cpu', memoryBudget: 1000 });
@@ -89,7 +108,7 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     }
   });
 
-  test('a streamed reply is the whole reply in pieces', async () => {
+  test('a streamed reply is the whole reply in pieces', less, async () => {
     await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
       const { prompt, text, token_ids } = REPLIES[3];
@@ -111,7 +130,7 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   });
 
-  test('seeds, stop strings and lengths', async () => {
+  test('seeds, stop strings and lengths', less, async () => {
     await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu' })).error);
       const { prompt, text } = REPLIES[3];
@@ -144,7 +163,7 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   }
 
-  test('requests that cannot be answered say why, and the engine goes on', async () => {
+  test('requests that cannot be answered say why, and the engine goes on', less, async () => {
     await open(plain, async (page) => {
       assert.ifError((await load(page, { backend: 'cpu', context: 256 })).error);
       const hello = [{ role: 'user', content: 'hello' }];
@@ -165,7 +184,7 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   });
 
-  test('a worker that is not where it was said to be is a typed error that says what to do', async () => {
+  test('a worker that is not where it was said to be is a typed error that says what to do', less, async () => {
     await open(plain, async (page) => {
       const { error } = await load(page, { backend: 'cpu', workerUrl: 'nowhere.js' });
       assert.equal(error?.code, 'worker');
@@ -186,7 +205,7 @@ for (const { name, gpu, skip, open } of BROWSERS) describe(`the package in ${nam
     });
   });
 
-  test('f16 is used where the GPU has it, and the notices say where it is not; nonsense is refused', async (context) => {
+  test('f16 is used where the GPU has it, and the notices say where it is not; nonsense is refused', less, async (context) => {
     await open(plain, async (page) => {
       if (gpu) {
         const half = await load(page, { backend: 'gpu', f16: true });

@@ -15,6 +15,18 @@ const MOUNTS = { '/': `${ROOT}www/dist`, '/models': `${ROOT}models` };
 /** What a strict host would send. */
 const POLICY = "default-src 'self'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; connect-src 'self'";
 
+/** Storage in which every read takes longer. */
+const SLEEP_MS = 5;
+const sleepy = (script) => `{
+  const { read } = FileSystemSyncAccessHandle.prototype;
+  const clock = new Int32Array(new SharedArrayBuffer(4));
+  FileSystemSyncAccessHandle.prototype.read = function (...args) {
+    Atomics.wait(clock, 0, 0, ${SLEEP_MS});
+    return read.apply(this, args);
+  };
+}
+${script}`;
+
 const VERSION = JSON.parse(await readFile(`${ROOT}pkg/package.json`, 'utf8')).version;
 
 const quick = process.argv.includes('--quick');
@@ -93,6 +105,55 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
       // A model as small as this one fits anywhere, which is what the page then finds.
       await page.getByTestId('budget-choice').selectOption('auto');
       await page.getByText('512 of 512').waitFor();
+    });
+  });
+
+  test('draws what each token waited for, while the reply is there and after', async () => {
+    await withPage(async (page) => {
+      const end = server.fault('flash-worker', { body: sleepy });
+      await page.setViewportSize({ width: 1200, height: 760 });
+      await page.goto(`${server.origin}/?backend=cpu&budget=16MiB`);
+      await reach(page, 'ready');
+      end();
+      const chart = page.getByTestId('timeline');
+      assert.equal(await chart.getAttribute('role'), 'img');
+      assert.equal(await chart.locator('> *').count(), 0);
+      assert.match(await page.getByTestId('waits-note').innerText(), /once there are any/);
+
+      // Every number of columns there was while the reply came.
+      await chart.evaluate((chart) => {
+        globalThis.counts = [];
+        const look = () => document.body.dataset.state === 'generating' && globalThis.counts.push(chart.childElementCount);
+        new MutationObserver(look).observe(chart, { childList: true });
+      });
+      const { prompt, text, token_ids } = REPLIES[3];
+      assert.equal(await ask(page, prompt), text);
+      const counts = await page.evaluate(() => globalThis.counts);
+      const growing = counts.filter((n) => n > 0 && n < token_ids.length);
+      assert.ok(new Set(growing).size >= 2, `columns: ${counts.join()}`);
+
+      const columns = await chart.locator('> *').evaluateAll((columns) => {
+        const read = (e) => ({ ms: Number(e.dataset.milliseconds), height: e.getBoundingClientRect().height });
+        return columns.map((e) => ({ ...read(e), parts: [...e.children].map(read) }));
+      });
+      assert.equal(columns.length, Math.min(64, token_ids.length));
+      const sum = (list, of) => list.reduce((total, item) => total + of(item), 0);
+      for (const { ms, height, parts } of columns) {
+        assert.ok(ms > 0 && Math.abs(sum(parts, (part) => part.ms) - ms) < 0.01, `${ms} ms: ${JSON.stringify(parts)}`);
+        assert.ok(Math.abs(sum(parts, (part) => part.height) - height) < 1, `${height} pixels: ${JSON.stringify(parts)}`);
+      }
+      const legend = async (part) => Number(await page.getByTestId(`waits-${part}`).getAttribute('data-milliseconds'));
+      const [computing, flash] = [await legend('computing'), await legend('flash')];
+      assert.ok(Math.abs(computing + flash - sum(columns, ({ ms }) => ms)) < 0.1);
+      assert.ok(computing > 0 && flash >= SLEEP_MS * columns.length, `${flash} ms of flash in ${columns.length} tokens`);
+      assert.equal(await page.getByTestId('waits-gpu').count(), 0);
+
+      const label = await chart.getAttribute('aria-label');
+      for (const part of ['computing', 'flash']) {
+        const [name, time] = (await page.getByTestId(`waits-${part}`).innerText()).split('\n');
+        assert.ok(label.includes(`${name} ${time}`), label);
+      }
+      assert.ok(label.includes(await page.getByTestId('waits-note').innerText()), label);
     });
   });
 
@@ -192,6 +253,7 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
       assert.ok(report.load.phases.find(({ phase }) => phase === 'download').bytes > 18e6 && report.load.outcome === 'ready');
       const { backend, memory, pool, notices } = report.engine;
       assert.deepEqual([backend.kind, memory.budget, pool.experts, notices.length >= 0], ['cpu', 16 * 2 ** 20, 512, true]);
+      assert.ok(report.engine.tokens.length > 0 && report.engine.tokens.length <= 32);
       assert.equal(memory.entries.reduce((sum, entry) => sum + entry.bytes, 0), memory.total);
       assert.equal(report.replies.length, 2);
       assert.equal(report.replies[0].tokens, REPLIES[3].token_ids.length);

@@ -27,7 +27,7 @@ const narrow = (room) => (script) => `
 const ROOM = 10_000_000;
 const SMALL = { prefs: { 'dom.quotaManager.temporaryStorage.fixedLimit': Math.round(ROOM / 1024) } };
 
-for (const { name, skip, open } of BROWSERS)
+for (const { name, skip, less, open } of BROWSERS)
   describe(`storage in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
     let server;
 
@@ -93,7 +93,7 @@ for (const { name, skip, open } of BROWSERS)
     });
 
     if (name.startsWith('Chromium')) {
-      test('full once the model is there: it goes on working', async () => {
+      test('full once the model is there: it goes on working', less, async () => {
         await open(server, async (page) => {
           await loads(page);
           await page.send('Storage.overrideQuotaForOrigin', { origin: server.origin, quotaSize: 1e6 });

@@ -35,7 +35,7 @@ const olderShard = (bytes) => {
 // Firefox has Safari's handles.
 const NATURES = BROWSERS.filter(({ name }) => name !== 'Chromium as Safari' || process.argv.includes('--full'));
 
-for (const { name, skip, some, open } of NATURES) describe(`a model that changes in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
+for (const { name, skip, some, less, open } of NATURES) describe(`a model that changes in ${name}`, { timeout: 4 * PATIENCE, skip }, () => {
   let server;
 
   before(async () => {
@@ -90,7 +90,7 @@ for (const { name, skip, some, open } of NATURES) describe(`a model that changes
     });
   });
 
-  test('whatever goes wrong at an update, the model from before answers, and a later visit brings the new one', async () => {
+  test('whatever goes wrong at an update, the model from before answers, and a later visit brings the new one', less, async () => {
     await open(server, async (page) => {
       const end = older();
       assert.equal((await visit(page)).last, false);
@@ -129,7 +129,7 @@ for (const { name, skip, some, open } of NATURES) describe(`a model that changes
     });
   });
 
-  test('a model that changes while it is fetched is fetched as it is now', async () => {
+  test('a model that changes while it is fetched is fetched as it is now', less, async () => {
     await open(server, async (page) => {
       server.log.length = 0;
       const ends = [
