@@ -57,7 +57,8 @@ impl WebInstallation {
     /// The files that experts are read from while the model runs, as JSON: `[{file, bytes}]`.
     #[wasm_bindgen(getter)]
     pub fn shards(&self) -> String {
-        let shards = self.contents.shards.iter().map(|(file, bytes)| json!({ "file": file, "bytes": bytes }));
+        let place = |file| self.outcome.installation.place(file);
+        let shards = self.contents.shards.iter().map(|(file, bytes)| json!({ "file": place(file), "bytes": bytes }));
         shards.collect::<Value>().to_string()
     }
 

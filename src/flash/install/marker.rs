@@ -106,7 +106,7 @@ impl Installation {
     }
 
     /// The name in the store of a file of the pack.
-    pub(super) fn place<'a>(&'a self, name: &'a str) -> &'a str {
+    pub fn place<'a>(&'a self, name: &'a str) -> &'a str {
         self.stored.get(name).map_or(name, String::as_str)
     }
 
