@@ -95,7 +95,7 @@ mod tests {
             let (mut found, mut of) = (0, 0);
             for pass in &trace.passes {
                 for guess in &pass.foreseen {
-                    if guess.origin == Origin::Layer(guess.layer - ahead) {
+                    if matches!(guess.origin, Origin::Layer(origin) if origin + ahead == guess.layer) {
                         let ids = &pass.ids[guess.layer as usize];
                         found += top(&guess.scores, PART.top_k).iter().filter(|id| ids.contains(id)).count();
                         of += ids.len();
