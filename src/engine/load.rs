@@ -57,6 +57,8 @@ pub struct Options {
     /// Checkpoints at most, whatever the budget would hold. Without any a sequence whose model has recurrent states goes
     /// back only to its beginning.
     pub max_checkpoints: usize,
+    /// Forecast by the later layer's router alone, whatever maps the pack has. Changes speed, never a result.
+    pub untrained: bool,
     /// Run the pack's self-test. Without it a GPU that computes wrongly goes unnoticed.
     pub self_test: bool,
 }
@@ -74,6 +76,7 @@ impl Default for Options {
             max_slots: None,
             f16: false,
             max_checkpoints: 4,
+            untrained: false,
             self_test: true,
         }
     }
@@ -89,20 +92,30 @@ impl Options {
     }
 }
 
-impl Tensors for Manifest {
+/// What of a pack is made resident.
+struct Resident<'a> {
+    manifest: &'a Manifest,
+    maps: bool,
+}
+
+impl Tensors for Resident<'_> {
     fn core(&self, name: &str) -> Result<Stored> {
-        self.core.get(name).map(|t| t.stored()).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
+        self.manifest.stored(name)
     }
 
     fn expert_dtype(&self) -> Option<DType> {
-        self.experts.as_ref().map(|e| e.dtype)
+        self.manifest.experts.as_ref().map(|e| e.dtype)
+    }
+
+    fn map(&self, layer: usize, distance: usize) -> Option<Stored> {
+        self.core(&model::map_name(layer, distance)).ok().filter(|_| self.maps)
     }
 }
 
 /// The forward plan of a pack. What is read is sized by the manifest and what computes on it by the configuration, so
 /// both must say the same.
-fn plan_of(manifest: &Manifest) -> Result<Plan> {
-    let plan = model::plan_for(&manifest.config, manifest)?;
+fn plan_of(manifest: &Manifest, options: &Options) -> Result<Plan> {
+    let plan = model::plan_for(&manifest.config, &Resident { manifest, maps: !options.untrained })?;
     let bad = |reason: String| Err(Error::format("pack", reason));
     let e = &manifest.embedding;
     if (e.rows, e.cols) != (plan.vocab, plan.hidden) {
@@ -132,7 +145,7 @@ pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
 
 /// From the smallest budget with which a pack works to the one that holds it whole, from its manifest alone.
 pub fn budgets(manifest: &Manifest, options: &Options) -> Result<Range<u64>> {
-    let plan = plan_of(manifest)?;
+    let plan = plan_of(manifest, options)?;
     let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
         BackendChoice::Gpu => &Gpu::workspace_for,
         _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
@@ -194,7 +207,7 @@ impl Engine {
     /// [`Error::SelfTest`] where nothing is left to give way to, [`Error::NoGpu`], [`Error::Gpu`], [`Error::DeviceLost`],
     /// [`Error::Budget`], and those of reading the pack.
     pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let plan = plan_of(pack.manifest())?;
+        let plan = plan_of(pack.manifest(), options)?;
         let pack = Rc::new(pack);
         let mut notices = Vec::new();
         let mut f16 = options.f16;
