@@ -19,13 +19,18 @@ export interface Sample {
   piece: number;
 }
 
-/** Reads `sample` each way by each number of workers. What cannot be done counts 0. */
-export async function measureFlash(workers: readonly Remote[], sample: Sample): Promise<FlashStats> {
+/**
+ * Reads `sample` each way by each number of workers. What cannot be done, or fails, counts 0.
+ *
+ * @throws why the first of them failed, where nothing can be read any way.
+ */
+export async function measureFlash(workers: readonly Pick<Remote, 'call'>[], sample: Sample): Promise<FlashStats> {
   const start = performance.now();
   const measured: FlashStats['measured'] = [];
+  const failures: unknown[] = [];
   for (const way of ['sync', 'slice'] satisfies Way[]) {
     for (let lanes = 1; lanes <= workers.length; lanes += 1) {
-      const bytesPerSecond = await together(workers.slice(0, lanes), { ...sample, way, milliseconds: PROBE_MS });
+      const bytesPerSecond = await together(workers.slice(0, lanes), { ...sample, way, milliseconds: PROBE_MS }, failures);
       measured.push({ way, lanes, bytesPerSecond });
       // Two can not do what one can not.
       if (bytesPerSecond === 0) break;
@@ -36,12 +41,22 @@ export async function measureFlash(workers: readonly Remote[], sample: Sample): 
     const worth = other.lanes > best.lanes ? WORTH : 1;
     if (other.bytesPerSecond > worth * best.bytesPerSecond) best = other;
   }
+  if (best.bytesPerSecond === 0 && failures.length > 0) throw failures[0];
   return { ...best, measured, milliseconds: performance.now() - start };
 }
 
 /** Bytes a second of several workers at once; 0 if one of them can not read so beside the others. */
-async function together(workers: readonly Remote[], probe: Omit<Probe, 'first'>): Promise<number> {
-  const results = await Promise.all(workers.map((worker, first) => worker.call<Probed>('probe', { ...probe, first })));
+async function together(
+  workers: readonly Pick<Remote, 'call'>[],
+  probe: Omit<Probe, 'first'>,
+  failures: unknown[],
+): Promise<number> {
+  const read = (worker: Pick<Remote, 'call'>, first: number) =>
+    worker.call<Probed>('probe', { ...probe, first }).catch((error: unknown): Probed => {
+      failures.push(error);
+      return { bytes: 0, milliseconds: 0 };
+    });
+  const results = await Promise.all(workers.map(read));
   if (results.some(({ bytes }) => bytes === 0)) return 0;
   return results.reduce((sum, { bytes, milliseconds }) => sum + (1000 * bytes) / milliseconds, 0);
 }

@@ -63,6 +63,19 @@ for (const { name, gpu, skip, open } of BROWSERS) {
       });
     });
 
+    test('one that fails is not taken, and the model loads', { skip: name === 'WebKit' && 'it has no other' }, async () => {
+      const broken = `File.prototype.slice = () => { throw new DOMException('as asked', 'NotReadableError'); };`;
+      const end = server.fault('flash-worker.js', { body: (worker) => `${worker}\n${broken}` });
+      await open(server, async (page) => {
+        const { stats, error } = await load(page, FEW);
+        assert.ifError(error && new Error(error.message));
+        assert.equal(stats.flash.way, 'sync');
+        assert.equal(stats.flash.measured.find((m) => m.way === 'slice').bytesPerSecond, 0);
+        await answersAsRecorded(page, REPLIES.slice(0, 1));
+      });
+      end();
+    });
+
     test('the faster one is taken, whichever it is, and the reply stays the same', async () => {
       await open(server, async (page) => {
         // Slow against what there is to read in the time of a measurement.
