@@ -2,6 +2,7 @@
 
 import { type OutriderError, aborted, fail } from './errors.js';
 import { Files } from './flash-files.js';
+import type { Ask } from './internal.js';
 import type { LoadArgs } from './load-args.js';
 import { MemoryRecord } from './memory-record.js';
 import { mib } from './memory-steps.js';
@@ -25,7 +26,7 @@ const queued = new Set<number>();
 const stopped = new Set<number>();
 let last: Promise<unknown> = Promise.resolve();
 
-const fatal = serve({ load, chat, stats, abort, settle, dispose });
+const fatal = serve({ load, chat, stats, internal, abort, settle, dispose });
 
 // A trap (a panic, or memory that could not grow) ends a call without settling its promise.
 self.addEventListener('error', (event) => {
@@ -75,7 +76,13 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
     notices = installed.notice === undefined ? [] : [installed.notice];
     flash = await store.probe(JSON.parse(installed.shards), installed.piece);
     const load = (budget: number | null) =>
-      WebEngine.load(store, installed, JSON.stringify({ ...options, budget, backend: args.backend }), progress, pause);
+      WebEngine.load(
+        store,
+        installed,
+        JSON.stringify({ ...options, budget, backend: args.backend, internal: args.internal }),
+        progress,
+        pause,
+      );
     return args.budget === 'auto' ? within(memory!, installed, load) : load(args.budget);
   };
   try {
@@ -188,6 +195,14 @@ function abort(id: number): void {
 function stats(): Stats {
   const stats = JSON.parse(ready().stats()) as Omit<Stats, 'flash'>;
   return { ...stats, flash: flash!, notices: [...stats.notices, ...notices, ...(memory?.notices ?? [])] };
+}
+
+async function internal(ask: Ask): Promise<unknown> {
+  const answer = async () => JSON.parse(await ready().internal(JSON.stringify(ask)));
+  if (ask.op === 'throttle') return answer();
+  const turn = last.then(answer);
+  last = turn.catch(() => {});
+  return turn;
 }
 
 /** Puts on record that what ends now was to end. */

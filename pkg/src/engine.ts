@@ -3,6 +3,7 @@
 import { requireBrowser } from './browser.js';
 import { parseBytes } from './bytes.js';
 import { OutriderError, aborted, describe, fail } from './errors.js';
+import { type Ask, INTERNAL, type Internals } from './internal.js';
 import { packAddress, packDirectory } from './location.js';
 import { departed, watch } from './presence.js';
 import { withSpeed } from './progress.js';
@@ -97,6 +98,11 @@ export class Engine {
   /** Memory against the budget, the pool, speed and notices, as of now. */
   stats(): Promise<Stats> {
     return this.#remote.call('stats', null);
+  }
+
+  /** @internal */
+  [INTERNAL](ask: Ask): Promise<unknown> {
+    return this.#remote.call('internal', ask);
   }
 
   /** Frees everything. Replies in progress end with a `disposed` error, as does whatever is called later. */
@@ -198,6 +204,7 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
     f16: f16 && profile !== 'safari',
     update: update === 'auto',
     exclusive: profile === 'safari',
+    internal: (options as { [INTERNAL]?: Internals })[INTERNAL] ?? null,
   };
 }
 

@@ -1,3 +1,5 @@
+import type { Internals } from './internal.js';
+
 /** What the engine worker is asked to load. */
 export interface LoadArgs {
   address: string;
@@ -16,4 +18,5 @@ export interface LoadArgs {
   update: boolean;
   /** Open files as exclusively as Safari does. */
   exclusive: boolean;
+  internal: Internals | null;
 }

@@ -44,6 +44,7 @@ pub struct Throttled {
     throttle: Cell<Option<Throttle>>,
     model: RefCell<FlashModel>,
     random: RefCell<Pcg32>,
+    failed: Cell<u64>,
 }
 
 impl Throttled {
@@ -51,7 +52,13 @@ impl Throttled {
     pub fn new(inner: Rc<dyn Flash>) -> Throttled {
         let speed = FlashSpeed { bandwidth: f64::INFINITY, latency: 0.0, lanes: 1 };
         let random = RefCell::new(Pcg32::seed_from_u64(0));
-        Throttled { inner, throttle: Cell::new(None), model: RefCell::new(FlashModel::new(speed)), random }
+        Throttled {
+            inner,
+            throttle: Cell::new(None),
+            model: RefCell::new(FlashModel::new(speed)),
+            random,
+            failed: Cell::new(0),
+        }
     }
 
     /// Holds back the reads from now on.
@@ -63,6 +70,11 @@ impl Throttled {
             self.model.replace(FlashModel::new(speed));
             self.random.replace(Pcg32::seed_from_u64(t.seed));
         }
+    }
+
+    /// Reads that were made to fail so far.
+    pub fn failed(&self) -> u64 {
+        self.failed.get()
     }
 
     fn draw(&self, one_in: u32) -> bool {
@@ -89,6 +101,7 @@ impl Flash for Throttled {
                 clock::sleep_until(end).await;
             }
             if fails {
+                self.failed.set(self.failed.get() + 1);
                 return Err(Error::Storage { path: file.to_owned(), reason: "made to fail".to_owned() });
             }
             bytes

@@ -9,10 +9,13 @@
 
 use std::collections::VecDeque;
 
+use serde::{Deserialize, Serialize};
+
 use super::{Forecast, Key, Origin, Pool, Shape};
 use crate::backend::WorkItem;
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
 pub struct Settings {
     /// Experts that are being read, or have been and wait for a slot, at most.
     pub reads: usize,

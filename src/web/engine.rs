@@ -11,6 +11,7 @@ use wasm_bindgen::prelude::*;
 use wasm_bindgen_futures::JsFuture;
 
 use super::errors::to_js;
+use super::internal::{self, Ask, Internals};
 use super::speed::{Speed, now};
 use super::{WebInstallation, WebOptions, report};
 use crate::chat::Chat;
@@ -21,6 +22,7 @@ use crate::engine::{Counters, Engine, Options, Pause, Stop, Want};
 use crate::error::{Error, Result};
 use crate::flash::install::Installed;
 use crate::flash::opfs::{Files, OpfsFlash};
+use crate::flash::{Flash, Throttled};
 use crate::pack::Pack;
 
 type Store = Installed<OpfsFlash>;
@@ -82,6 +84,11 @@ impl WebEngine {
         self.stop.stop();
     }
 
+    /// Answers a test or a bench, both as JSON.
+    pub async fn internal(&self, ask: String) -> Result<String, JsValue> {
+        self.answer_test(&ask).await.map(|answer| answer.to_string()).map_err(to_js)
+    }
+
     /// The package's `Stats`, as JSON.
     pub fn stats(&self) -> String {
         let mut stats = self.fixed.borrow().clone();
@@ -122,6 +129,32 @@ impl WebEngine {
         self.counters.set(engine.counters());
         self.speed.borrow_mut().count_from(engine.counters());
         Ok(held.insert(engine))
+    }
+
+    async fn answer_test(&self, ask: &str) -> Result<Value> {
+        match serde_json::from_str(ask).map_err(|e| Error::Request(e.to_string()))? {
+            Ask::Throttle { throttle } => {
+                let unheld = || Error::Request("the engine was not made to be held back".to_owned());
+                let flash = self.maker.throttled.as_ref().ok_or_else(unheld)?;
+                flash.set(throttle);
+                Ok(json!({ "failed": flash.failed() }))
+            }
+            Ask::Counters {} => Ok(internal::counters(&self.counters.get())),
+            Ask::Logits { tokens, widths } => {
+                if self.busy.replace(true) {
+                    return Err(Error::Request("another request is being answered".to_owned()));
+                }
+                self.stop.clear();
+                let mut held = self.engine.take();
+                let answer = match self.present(&mut held).await {
+                    Ok(engine) => internal::logits(engine, &tokens, &widths).await,
+                    Err(error) => Err(error),
+                };
+                self.engine.replace(held);
+                self.busy.set(false);
+                answer
+            }
+        }
     }
 
     async fn answer(&self, held: &mut Option<Engine>, request: &str, on_chunk: &Function) -> Result<String> {
@@ -211,7 +244,7 @@ impl WebEngine {
 
 async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pause) -> Result<WebEngine> {
     report(on_progress, "load", 0, 0);
-    let maker = Maker { store, options: WebOptions::parse(options)?, pause };
+    let maker = Maker::new(store, options, pause)?;
     let progress = |done, total| {
         report(on_progress, "load", done, total);
         if done == total {
@@ -226,6 +259,7 @@ async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pa
         engine.reset()?;
     }
     let (fixed, before) = (describe(&mut engine).await?, engine.counters());
+    maker.hold_back();
     Ok(WebEngine {
         fixed: RefCell::new(fixed),
         stop: engine.stop_flag(),
@@ -245,12 +279,35 @@ struct Maker {
     store: Rc<Store>,
     options: Options,
     pause: Pause,
+    internal: Option<Internals>,
+    /// The store, held back, where tests or benches asked for that.
+    throttled: Option<Rc<Throttled>>,
 }
 
 impl Maker {
+    fn new(store: Rc<Store>, options: &str, pause: Pause) -> Result<Maker> {
+        let (options, internal) = WebOptions::parse(options)?;
+        let throttled = internal.is_some().then(|| Rc::new(Throttled::new(store.clone())));
+        Ok(Maker { store, options, pause, internal, throttled })
+    }
+
+    /// From now on.
+    fn hold_back(&self) {
+        if let (Some(throttled), Some(internal)) = (&self.throttled, &self.internal) {
+            throttled.set(internal.throttle);
+        }
+    }
+
     async fn make(&self, on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let pack = Pack::open(self.store.clone()).await?;
+        let flash: Rc<dyn Flash> = match &self.throttled {
+            Some(throttled) => throttled.clone(),
+            None => self.store.clone(),
+        };
+        let pack = Pack::open(flash).await?;
         let mut engine = Engine::load(pack, &self.options, on_progress).await?;
+        if let Some(internal) = &self.internal {
+            engine.set_scheduling(internal.scheduling(engine.scheduling())?);
+        }
         engine.set_pause(self.pause.clone());
         Ok(engine)
     }

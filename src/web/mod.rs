@@ -3,6 +3,7 @@
 mod engine;
 mod errors;
 mod install;
+mod internal;
 mod speed;
 
 pub use engine::WebEngine;
@@ -16,6 +17,7 @@ use wasm_bindgen::prelude::*;
 
 use crate::engine::{BackendChoice, Options};
 use crate::error::{Error, Result};
+use internal::Internals;
 
 thread_local! {
     static ON_PANIC: RefCell<Option<Function>> = const { RefCell::new(None) };
@@ -42,14 +44,17 @@ struct WebOptions {
     backend: String,
     context: Option<usize>,
     f16: bool,
+    /// For tests and benches.
+    internal: Option<Internals>,
 }
 
 impl WebOptions {
-    fn parse(json: &str) -> Result<Options> {
+    fn parse(json: &str) -> Result<(Options, Option<Internals>)> {
         let options: WebOptions = serde_json::from_str(json).map_err(|e| Error::Request(e.to_string()))?;
         let backend: BackendChoice = options.backend.parse().map_err(Error::Request)?;
-        let WebOptions { budget, context, f16, .. } = options;
-        Ok(Options { backend, budget, context, f16, ..Options::default() })
+        let WebOptions { budget, context, f16, internal, .. } = options;
+        let max_slots = internal.as_ref().and_then(|i| i.max_slots);
+        Ok((Options { backend, budget, context, f16, max_slots, ..Options::default() }, internal))
     }
 }
 
