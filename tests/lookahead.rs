@@ -10,6 +10,8 @@ use outrider::engine::{BackendChoice, Engine, Options, Want};
 use outrider::error::{Error, Result};
 use outrider::flash::{MemoryFlash, Throttle, Throttled};
 use outrider::les::Settings;
+use outrider::les::spans::What;
+use outrider::les::trace::Trace;
 use outrider::pack::Pack;
 use outrider::tensor::DType;
 use proptest::prelude::*;
@@ -194,4 +196,47 @@ fn a_stalled_read_can_be_stopped() {
     engine.stop_flag().clear();
     flash.set(None);
     assert!(logits(&mut engine, &[7]).unwrap() == expected);
+}
+
+/// A recording has every pass, its spans within it or, of reads, begun before, and the engine's own counts.
+#[test]
+fn a_recording_accounts_for_its_passes() {
+    let options = Options { max_slots: Some(10), ..common::on(BackendChoice::Cpu) };
+    let (mut engine, flash) = load(golden_pack(), &options);
+    let expected = logits(&mut engine, &[7]).unwrap();
+    engine.record(2);
+    let before = engine.counters();
+    assert!(logits(&mut engine, &[7]).unwrap() == expected);
+    flash.set(Some(Throttle { fail_one_in: 1, ..Throttle::default() }));
+    logits(&mut engine, &[7]).unwrap_err();
+    flash.set(None);
+    assert!(logits(&mut engine, &[7]).unwrap() == expected, "a pass that was given up is not recorded");
+    let trace = engine.take_recording().unwrap();
+    assert_eq!((trace.passes.len(), trace.tokens()), (2 * TOKENS.div_ceil(7), 2 * TOKENS));
+    let setup = trace.setup.as_ref().unwrap();
+    assert_eq!((setup.slots, setup.backend.as_str()), (10, "cpu"));
+    let lines: Vec<String> = trace.passes.iter().map(|pass| serde_json::to_string(pass).unwrap()).collect();
+    let text = format!("{}\n{}", serde_json::to_string(&engine.header()).unwrap(), lines.join("\n"));
+    assert_eq!(Trace::parse(&text).unwrap(), trace);
+    let (mut reads, mut pairs) = (0, 0);
+    for pass in &trace.passes {
+        let timing = pass.timing.as_ref().unwrap();
+        for span in &timing.spans {
+            assert!(span.end <= timing.end, "{span:?}");
+            match span.what {
+                What::Read { .. } => reads += u64::from(span.end > span.begin),
+                _ => assert!(span.begin >= timing.begin, "{span:?}"),
+            }
+            pairs += if let What::Run { pairs, .. } = span.what { pairs as usize } else { 0 };
+        }
+        let layers = pass.ids.len();
+        let count = |what: fn(&What) -> bool| timing.spans.iter().filter(|span| what(&span.what)).count();
+        assert_eq!(count(|w| matches!(w, What::Mix { .. })), layers);
+        assert_eq!(count(|w| matches!(w, What::Finish { .. })), layers);
+        assert_eq!(count(|w| matches!(w, What::Logits)), 1);
+    }
+    assert_eq!(pairs, trace.tokens() * trace.shape.layers * trace.shape.top_k);
+    let (now, was) = (engine.counters().experts, before.experts);
+    let began = now.demand_reads + now.guess_reads - was.demand_reads - was.guess_reads;
+    assert!(reads > 0 && reads <= began, "{reads} of {began}");
 }

@@ -13,10 +13,12 @@ use futures_util::future::{AbortHandle, Abortable, LocalBoxFuture, poll_fn};
 use futures_util::stream::FuturesUnordered;
 
 use super::Stop;
+use super::record::Recorder;
 use crate::backend::{Backend, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
+use crate::les::spans::{Awaited, Outcome, What};
 use crate::les::{Action, Counts, Event, Forecast, Key, Load, Origin, Pool, Scheduler, Settings, Shape};
 use crate::pack::Pack;
 
@@ -59,6 +61,7 @@ pub(super) struct Experts {
     /// Reads an expert is split into: 1, but for comparison.
     pieces: usize,
     load: Load,
+    pub recorder: Option<Recorder>,
     pub bytes: Bytecounts,
     pub waits: Waits,
 }
@@ -75,6 +78,7 @@ impl Experts {
             error: None,
             pieces: 1,
             load: Load::default(),
+            recorder: None,
             bytes: Bytecounts::default(),
             waits: Waits::default(),
         }
@@ -125,6 +129,17 @@ impl Experts {
         self.scheduler.on(Event::Begin { rows });
         self.scheduler.on(Event::Flash { busy: self.load.share(clock::now(), self.waits.flash) });
         self.error = None;
+        self.recorder.iter_mut().for_each(|r| r.begin(rows));
+    }
+
+    /// The time, if it is recorded.
+    pub fn time(&self) -> f64 {
+        if self.recorder.is_some() { clock::now() } else { 0.0 }
+    }
+
+    /// Records what began at a [`time`](Self::time) and ends now.
+    pub fn span(&mut self, what: What, begin: f64) {
+        self.recorder.iter_mut().for_each(|r| r.span(what, begin));
     }
 
     /// The pass has come to its end.
@@ -136,6 +151,7 @@ impl Experts {
     fn abandon(&mut self) {
         self.reads.clear();
         for (key, _) in self.cancels.drain() {
+            self.recorder.iter_mut().for_each(|r| r.read_ended(key, Outcome::Cancelled));
             self.scheduler.on(Event::Cancelled { key });
         }
     }
@@ -144,6 +160,7 @@ impl Experts {
     pub fn predicted(&mut self, origin: Origin, first: usize, scores: &[Vec<f32>]) {
         for (layer, scores) in (first as u32..).zip(scores) {
             self.scheduler.on(Event::Predicted { origin, layer, scores });
+            self.recorder.iter_mut().for_each(|r| r.foreseen(origin, layer, scores));
         }
     }
 
@@ -178,7 +195,7 @@ impl Experts {
             match self.scheduler.next_action() {
                 Some(action) => self.act(action, layer, backend)?,
                 None if self.scheduler.layer_done() => return Ok(()),
-                None => self.wait(stop).await?,
+                None => self.wait(layer, stop).await?,
             }
         }
     }
@@ -193,10 +210,16 @@ impl Experts {
             }
             Action::Upload { key, slot } => {
                 let bytes = self.landed.remove(&key).expect("what is uploaded has arrived");
+                let start = self.time();
                 backend.write_slot(slot as usize, &bytes)?;
+                self.span(What::Upload { layer: key.layer, expert: key.expert }, start);
             }
             Action::Drop { key } => drop(self.landed.remove(&key)),
-            Action::Run { items } => backend.run_experts(layer, &items)?,
+            Action::Run { items } => {
+                let start = self.time();
+                backend.run_experts(layer, &items)?;
+                self.span(What::Run { layer: layer as u32, pairs: items.len() as u32 }, start);
+            }
             Action::Lost { key } => {
                 let unknown = || Error::Storage { path: format!("{key:?}"), reason: "its read failed".to_owned() };
                 return Err(self.error.take().unwrap_or_else(unknown));
@@ -208,6 +231,7 @@ impl Experts {
     fn read(&mut self, key: Key, demand: bool) {
         let bytes = self.pack.expert_bytes() as u64;
         *(if demand { &mut self.bytes.demand } else { &mut self.bytes.guess }) += bytes;
+        self.recorder.iter_mut().for_each(|r| r.read_began(key, demand));
         let (pack, pieces) = (self.pack.clone(), self.pieces);
         let (handle, registration) = AbortHandle::new_pair();
         let read = async move { pack.expert_in(key.layer as usize, key.expert as usize, pieces).await };
@@ -227,6 +251,14 @@ impl Experts {
 
     fn ended(&mut self, (key, result): (Key, Option<Result<Bytes>>)) {
         self.cancels.remove(&key);
+        if let Some(recorder) = &mut self.recorder {
+            let outcome = match &result {
+                Some(Ok(_)) => Outcome::Arrived,
+                Some(Err(_)) => Outcome::Failed,
+                None => Outcome::Cancelled,
+            };
+            recorder.read_ended(key, outcome);
+        }
         self.scheduler.on(match result {
             Some(Ok(bytes)) => {
                 self.landed.insert(key, bytes);
@@ -241,7 +273,7 @@ impl Experts {
     }
 
     /// Waits for a read to end.
-    async fn wait(&mut self, stop: &Stop) -> Result<()> {
+    async fn wait(&mut self, layer: usize, stop: &Stop) -> Result<()> {
         let start = clock::now();
         let mut alarm = None;
         let ended = poll_fn(|context| {
@@ -265,6 +297,7 @@ impl Experts {
         });
         let ended = ended.await?;
         self.waits.flash += clock::now() - start;
+        self.span(What::Stall { layer: layer as u32, of: Awaited::Bytes }, start);
         let Some(ended) = ended else {
             let reason = "the scheduler waits for a read that was never begun".to_owned();
             return Err(Error::Storage { path: "experts".to_owned(), reason });

@@ -5,10 +5,12 @@ mod experts;
 pub mod generate;
 pub mod ledger;
 mod load;
+mod record;
 mod resume;
 pub mod sampler;
 mod self_test;
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -21,16 +23,19 @@ use futures_util::task::AtomicWaker;
 use crate::backend::{Backend, Info};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::les::trace::{self, Trace};
+use crate::les::spans::{Awaited, What};
+use crate::les::trace::{Header, Pass, Setup, Trace};
 use crate::les::{Counts, Forecast, Origin, Settings};
 use crate::model::plan::Plan;
 use crate::pack::Pack;
 use experts::Experts;
-use ledger::Ledger;
+use ledger::{Kind, Ledger};
+use record::Recorder;
 use resume::Checkpoints;
 
 pub use experts::Waits;
 pub use load::{BackendChoice, Options, budgets, smallest_budget};
+pub use record::OnPass;
 pub use self_test::record_self_test;
 
 /// Asks a running call to stop. Clones share one flag; a signal handler may hold one.
@@ -106,13 +111,6 @@ impl Counters {
     }
 }
 
-/// A trace being recorded.
-struct Recording {
-    trace: Trace,
-    /// Layers ahead whose forecasts are recorded.
-    depth: usize,
-}
-
 pub struct Engine {
     pack: Rc<Pack>,
     backend: Box<dyn Backend>,
@@ -126,7 +124,8 @@ pub struct Engine {
     torn: bool,
     stop: Stop,
     pause: Option<Pause>,
-    recording: Option<Recording>,
+    /// What [`record`](Engine::record) keeps.
+    recording: Option<Rc<RefCell<Vec<Pass>>>>,
     counters: Counters,
     notices: Vec<String>,
 }
@@ -190,13 +189,36 @@ impl Engine {
 
     /// Records what passes go through from now on, with forecasts of so many layers ahead.
     pub fn record(&mut self, depth: usize) {
-        let trace = Trace::new(self.experts.shape(), self.pack.expert_bytes());
-        self.recording = Some(Recording { trace, depth });
+        let passes = Rc::new(RefCell::new(Vec::new()));
+        self.recording = Some(passes.clone());
+        let keep = move |pass| {
+            passes.borrow_mut().push(pass);
+            Ok(())
+        };
+        self.record_to(depth, Box::new(keep));
+    }
+
+    /// The same, handed out as passes end instead of kept.
+    pub fn record_to(&mut self, depth: usize, on_pass: OnPass) {
+        self.experts.recorder = Some(Recorder::new(depth, on_pass));
+    }
+
+    /// What a recording begins with.
+    pub fn header(&self) -> Header {
+        let setup = Setup {
+            model: self.pack.manifest().name.clone(),
+            backend: self.backend_info().kind.to_owned(),
+            slots: self.slots(),
+            core_bytes: self.ledger.total() - self.ledger.bytes(Kind::Pool),
+        };
+        Header { shape: self.experts.shape(), expert_bytes: self.pack.expert_bytes(), setup: Some(setup) }
     }
 
     /// Ends a recording.
     pub fn take_recording(&mut self) -> Option<Trace> {
-        self.recording.take().map(|recording| recording.trace)
+        self.experts.recorder = None;
+        let Header { shape, expert_bytes, setup } = self.header();
+        self.recording.take().map(|passes| Trace { shape, expert_bytes, setup, passes: passes.take() })
     }
 
     /// Reads every expert in several reads, as layouts that keep its matrices apart have to. For comparison.
@@ -271,10 +293,13 @@ impl Engine {
             if let Some(probe) = probe.as_deref_mut() {
                 self.probe_head(rows.clone(), &mut logits, probe).await?;
             } else if !rows.is_empty() {
+                let start = self.experts.time();
                 logits.extend(self.backend.logits(rows).await?);
+                self.experts.span(What::Logits, start);
             }
             self.sequence.extend_from_slice(tokens);
             self.counters.tokens += tokens.len() as u64;
+            self.experts.recorder.as_mut().map_or(Ok(()), Recorder::end)?;
         }
         Ok(logits)
     }
@@ -289,9 +314,6 @@ impl Engine {
             append(&mut probe.hidden, 0, embeddings);
         }
         self.experts.begin(tokens.len());
-        if let Some(recording) = &mut self.recording {
-            recording.trace.passes.push(trace::Pass { rows: tokens.len(), ..trace::Pass::default() });
-        }
         if self.backend.works_while_called() {
             self.foresee(Origin::Embedding).await?;
             self.experts.look_ahead(self.backend.as_mut()).await?;
@@ -306,15 +328,15 @@ impl Engine {
             let start = clock::now();
             let routing = self.backend.mix(layer, self.ahead(origin)).await?;
             self.experts.waits.routing += clock::now() - start;
-            if let Some(pass) = self.recording.as_mut().and_then(|r| r.trace.passes.last_mut()) {
-                pass.ids.push(routing.ids.clone());
-            }
+            self.mixed(layer as u32, &routing.ids, start);
             if routing.top_k > 0 {
                 self.experts.routed(layer, &routing);
                 self.foresee(origin).await?;
                 self.experts.run(layer, self.backend.as_mut(), &self.stop).await?;
             }
+            let start = self.experts.time();
             self.backend.finish_layer(layer)?;
+            self.experts.span(What::Finish { layer: layer as u32 }, start);
             if let Some(probe) = probe.as_deref_mut() {
                 if layer + 1 < layers {
                     append(&mut probe.hidden, layer + 1, self.backend.residual().await?);
@@ -327,10 +349,18 @@ impl Engine {
         Ok(())
     }
 
+    /// Records a layer's routing, which was asked for at `start`.
+    fn mixed(&mut self, layer: u32, ids: &[u32], start: f64) {
+        let waited = What::Stall { layer, of: Awaited::Results };
+        let what = if self.backend.works_while_called() { What::Mix { layer } } else { waited };
+        self.experts.recorder.iter_mut().for_each(|r| r.routed(ids));
+        self.experts.span(what, start);
+    }
+
     /// Layers to forecast from a state.
     fn ahead(&self, origin: Origin) -> Range<usize> {
         let wanted = self.experts.wants(origin);
-        match &self.recording {
+        match &self.experts.recorder {
             Some(r) => wanted.start..(wanted.start + r.depth).min(self.plan().layers.len()).max(wanted.end),
             None => wanted,
         }
@@ -342,12 +372,10 @@ impl Engine {
         if ahead.is_empty() {
             return Ok(());
         }
+        let start = self.experts.time();
         let scores = self.backend.foresee(ahead.clone()).await?;
         self.experts.predicted(origin, ahead.start, &scores);
-        if let Some(pass) = self.recording.as_mut().and_then(|r| r.trace.passes.last_mut()) {
-            let foreseen = (ahead.start as u32..).zip(scores);
-            pass.foreseen.extend(foreseen.map(|(layer, scores)| trace::Foreseen { origin, layer, scores }));
-        }
+        self.experts.span(What::Foresee { origin }, start);
         Ok(())
     }
 

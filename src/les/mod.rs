@@ -12,8 +12,8 @@
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
 //! - [`Scheduler`]: what to do next.
 //! - [`FlashModel`]: how long reads take.
-//! - [`trace`], [`replay`], [`simulate`]: what passes went through, what other policies would have read, and what the
-//!   scheduler would make of it on another machine.
+//! - [`trace`], [`spans`], [`replay`], [`simulate`]: what passes went through and when, what other policies would have
+//!   read, and what the scheduler would make of it on another machine.
 //! - [`profile`], [`synthetic`]: such machines, and routing made up for models that cannot be run here.
 
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,7 @@ pub mod profile;
 pub mod replay;
 mod scheduler;
 pub mod simulate;
+pub mod spans;
 pub mod synthetic;
 pub mod trace;
 

@@ -220,7 +220,8 @@ mod tests {
             let expert = token % 4;
             let scores = (0..4).map(|e| if e == expert { 9.0 } else { 0.1 * e as f32 }).collect();
             let guess = Foreseen { origin: Origin::Layer(0), layer: 1, scores };
-            Pass { rows: 1, ids: vec![vec![expert]; 2], foreseen: if foreseen { vec![guess] } else { vec![] } }
+            let foreseen = if foreseen { vec![guess] } else { vec![] };
+            Pass { rows: 1, ids: vec![vec![expert]; 2], foreseen, timing: None }
         };
         Trace { passes: (0..40).map(pass).collect(), ..Trace::new(SHAPE, 100) }
     }

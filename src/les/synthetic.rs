@@ -48,7 +48,7 @@ pub fn trace(shape: Shape, expert_bytes: usize, tokens: usize, depth: usize, see
                 foreseen.push(Foreseen { origin: Origin::Layer(origin as u32), layer, scores });
             }
         }
-        Pass { rows: 1, ids: scores.iter().map(|scores| top(scores, shape.top_k)).collect(), foreseen }
+        Pass { rows: 1, ids: scores.iter().map(|scores| top(scores, shape.top_k)).collect(), foreseen, timing: None }
     };
     Trace { passes: (0..tokens).map(pass).collect(), ..Trace::new(shape, expert_bytes) }
 }

@@ -1,5 +1,7 @@
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{BufRead, IsTerminal, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -43,6 +45,9 @@ pub struct Args {
     /// Longest reply [default: what the model suggests]
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
+    /// Record what every pass went through, and when, for `outrider trace` and `outrider simulate`
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Ends the reply where this text would come; may be repeated
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
@@ -60,7 +65,10 @@ pub fn run(args: Args) -> Result<()> {
             stop: (!args.stop.is_empty()).then_some(Stop::Any(args.stop)),
             ..ChatRequest::default()
         };
-        let engine = args.model.load().await?;
+        let mut engine = args.model.load().await?;
+        if let Some(file) = &args.trace {
+            record(&mut engine, file)?;
+        }
         let chat = Chat::of_pack(engine.pack()).await?;
         let replying = catch_interrupts(&engine)?;
         let mut session = Session { engine, chat, replying };
@@ -75,6 +83,20 @@ pub fn run(args: Args) -> Result<()> {
             None => session.converse(request).await,
         }
     })
+}
+
+/// Writes passes to a file as they end, a line each, so that what was recorded is there however the program ends.
+fn record(engine: &mut Engine, path: &Path) -> Result<()> {
+    let path = path.to_owned();
+    let mut file = File::create(&path).map_err(Error::io(path.display()))?;
+    let mut write = move |line: serde_json::Result<String>| {
+        let line = line.map_err(std::io::Error::from).and_then(|line| file.write_all((line + "\n").as_bytes()));
+        line.map_err(Error::io(path.display()))
+    };
+    write(serde_json::to_string(&engine.header()))?;
+    let depth = engine.scheduling().depth;
+    engine.record_to(depth, Box::new(move |pass| write(serde_json::to_string(&pass))));
+    Ok(())
 }
 
 /// From now on Ctrl-C stops the engine while the returned flag is set. Otherwise, or the second time, it ends the
