@@ -3,6 +3,8 @@
 mod common;
 #[path = "common/http.rs"]
 mod http;
+#[path = "cli/traces.rs"]
+mod traces;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -13,6 +13,7 @@ mod progress;
 mod self_test;
 mod simulate;
 mod texts;
+mod trace;
 mod unpack;
 mod verify;
 
@@ -42,6 +43,7 @@ enum Command {
     Bench(bench::Args),
     Lookahead(lookahead::Args),
     Simulate(simulate::Args),
+    Trace(trace::Args),
 }
 
 fn main() -> ExitCode {
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Lookahead(args) => lookahead::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::Trace(args) => trace::run(args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
