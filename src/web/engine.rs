@@ -139,7 +139,11 @@ impl WebEngine {
                 flash.set(throttle);
                 Ok(json!({ "failed": flash.failed() }))
             }
-            Ask::Counters {} => Ok(internal::counters(&self.counters.get())),
+            Ask::Counters {} => {
+                let held = self.engine.borrow();
+                let counted = held.as_ref().map_or(self.counters.get(), Engine::counters);
+                Ok(internal::counters(&counted))
+            }
             Ask::Logits { tokens, widths } => {
                 if self.busy.replace(true) {
                     return Err(Error::Request("another request is being answered".to_owned()));

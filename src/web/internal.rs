@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use crate::clock;
 use crate::engine::{Counters, Engine, Want};
 use crate::error::{Error, Result};
 use crate::flash::Throttle;
@@ -44,6 +45,7 @@ pub(super) async fn logits(engine: &mut Engine, tokens: &[u32], widths: &[usize]
         return Err(Error::Request("a pass has a token at least".to_owned()));
     }
     engine.reset()?;
+    let start = clock::now();
     let (mut rest, mut hashes) = (tokens, Vec::new());
     for width in widths.iter().cycle() {
         if rest.is_empty() {
@@ -55,7 +57,8 @@ pub(super) async fn logits(engine: &mut Engine, tokens: &[u32], widths: &[usize]
         hashes.extend(logits.chunks_exact(logits.len() / now.len()).map(of));
         rest = later;
     }
-    Ok(json!({ "hashes": hashes, "counters": counters(&engine.counters()) }))
+    let seconds = clock::now() - start;
+    Ok(json!({ "hashes": hashes, "seconds": seconds, "counters": counters(&engine.counters()) }))
 }
 
 pub(super) fn counters(counters: &Counters) -> Value {
