@@ -27,9 +27,9 @@ const PATIENCE: f64 = 30.0;
 
 /// Seconds the host looks again and again before it sleeps: waking it takes the system longer than many a read.
 #[cfg(not(target_arch = "wasm32"))]
-const ALERT: f64 = 100e-6;
+pub const ALERT: f64 = 100e-6;
 #[cfg(target_arch = "wasm32")]
-const ALERT: f64 = 0.0;
+pub const ALERT: f64 = 0.0;
 
 /// Where the time went, in seconds since the engine was made.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -83,7 +83,8 @@ impl Default for Options {
 }
 
 impl Options {
-    pub(crate) fn context_for(&self, config: &serde_json::Value) -> usize {
+    /// Positions a sequence of a model can have.
+    pub fn context_for(&self, config: &serde_json::Value) -> usize {
         self.context.unwrap_or(DEFAULT_CONTEXT).clamp(1, model::max_context(config).max(1))
     }
 

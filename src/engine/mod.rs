@@ -33,7 +33,7 @@ use ledger::{Kind, Ledger};
 use record::Recorder;
 use resume::Checkpoints;
 
-pub use experts::Waits;
+pub use experts::{ALERT, Waits};
 pub use load::{BackendChoice, Options, budgets, smallest_budget};
 pub use record::OnPass;
 pub use self_test::record_self_test;
@@ -143,6 +143,11 @@ impl Engine {
         self.backend.info()
     }
 
+    /// Whether calls of the backend return when their work is done.
+    pub fn works_while_called(&self) -> bool {
+        self.backend.works_while_called()
+    }
+
     pub fn ledger(&self) -> &Ledger {
         &self.ledger
     }
@@ -209,6 +214,7 @@ impl Engine {
             model: self.pack.manifest().name.clone(),
             backend: self.backend_info().kind.to_owned(),
             slots: self.slots(),
+            context: self.context(),
             core_bytes: self.ledger.total() - self.ledger.bytes(Kind::Pool),
         };
         Header { shape: self.experts.shape(), expert_bytes: self.pack.expert_bytes(), setup: Some(setup) }

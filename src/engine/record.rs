@@ -58,8 +58,8 @@ impl Recorder {
     }
 
     pub fn foreseen(&mut self, origin: Origin, layer: u32, scores: &[f32]) {
-        let scores = scores.to_vec();
-        self.pass.iter_mut().for_each(|pass| pass.foreseen.push(Foreseen { origin, layer, scores: scores.clone() }));
+        let foreseen = |scores: &[f32]| Foreseen { origin, layer, scores: scores.to_vec() };
+        self.pass.iter_mut().for_each(|pass| pass.foreseen.push(foreseen(scores)));
     }
 
     /// What began at a time of the clock and ends now.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// What flash can do.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FlashSpeed {
     /// Bytes a second, all lanes together.

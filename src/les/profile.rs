@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::simulate::Machine;
 use crate::{Error, Result};
 
-/// A machine, for the flagship's experts and core.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+/// A machine with a model: those that come with the program are for the flagship's experts and core.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     pub name: String,
@@ -27,7 +27,7 @@ pub struct Field {
 }
 
 /// All that can be varied; lanes are whole.
-pub const FIELDS: [Field; 9] = [
+pub const FIELDS: [Field; 13] = [
     Field { name: "flash.bandwidth", of: |m| &mut m.flash.bandwidth },
     Field { name: "flash.latency", of: |m| &mut m.flash.latency },
     Field { name: "mix", of: |m| &mut m.mix },
@@ -37,6 +37,10 @@ pub const FIELDS: [Field; 9] = [
     Field { name: "foresee", of: |m| &mut m.foresee },
     Field { name: "upload", of: |m| &mut m.upload },
     Field { name: "readback", of: |m| &mut m.readback },
+    Field { name: "begin", of: |m| &mut m.begin },
+    Field { name: "request", of: |m| &mut m.request },
+    Field { name: "alert", of: |m| &mut m.alert },
+    Field { name: "wake", of: |m| &mut m.wake },
 ];
 
 const BUILT_IN: [(&str, &str); 2] = [
@@ -87,7 +91,9 @@ mod tests {
         for name in Profile::names() {
             let profile = Profile::named(name).unwrap().unwrap();
             assert_eq!(profile.name, name);
-            assert!(FIELDS.iter().all(|field| profile.assumptions.contains_key(field.name)));
+            let mut machine = profile.machine;
+            let is_explained = |field: &Field| profile.assumptions.contains_key(field.name);
+            assert!(FIELDS.iter().all(|field| is_explained(field) || *(field.of)(&mut machine) == 0.0));
         }
     }
 

@@ -12,7 +12,7 @@ use super::trace::{Pass, Trace};
 use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Load, Origin, Pool, Scheduler, Settings};
 
 /// A machine, in seconds and bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     pub flash: FlashSpeed,
@@ -30,12 +30,24 @@ pub struct Machine {
     pub upload: f64,
     /// From the end of a computation until the host has its result.
     pub readback: f64,
+    /// What a pass takes the host beside all else: fetching embeddings, deciding.
+    #[serde(default)]
+    pub begin: f64,
+    /// What a read takes the host: asking for it, taking it up.
+    #[serde(default)]
+    pub request: f64,
+    /// How long a waiting host looks again and again before it sleeps, and how late it is then to wake.
+    #[serde(default)]
+    pub alert: f64,
+    #[serde(default)]
+    pub wake: f64,
 }
 
 impl Machine {
     /// Seconds of computation a token takes with every expert resident.
     pub fn compute(&self, layers: usize, top_k: usize) -> f64 {
-        layers as f64 * (self.mix + self.readback + top_k as f64 * self.expert + self.finish) + self.head
+        let layer = self.mix + self.readback + top_k as f64 * self.expert + self.finish;
+        self.begin + layers as f64 * layer + self.head
     }
 }
 
@@ -95,6 +107,8 @@ pub struct Simulation {
     flash: FlashModel,
     scheduler: Scheduler,
     expert_bytes: usize,
+    /// Reads an expert is split into.
+    pieces: usize,
     now: f64,
     reads: BinaryHeap<Read>,
     counted: Outcome,
@@ -108,11 +122,23 @@ impl Simulation {
             flash: FlashModel::new(machine.flash),
             scheduler: Scheduler::new(trace.shape, Pool::new(trace.shape, slots), settings),
             expert_bytes: trace.expert_bytes,
+            pieces: 1,
             now: 0.0,
             reads: BinaryHeap::new(),
             counted: Outcome::default(),
             load: Load::default(),
         }
+    }
+
+    /// Goes on with another machine; what is being read arrives as it would have.
+    pub fn set_machine(&mut self, machine: Machine) {
+        self.machine = machine;
+        self.flash = FlashModel::new(machine.flash);
+    }
+
+    /// Reads every expert in several reads.
+    pub fn set_pieces(&mut self, pieces: usize) {
+        self.pieces = pieces.max(1);
     }
 
     pub fn outcome(&self) -> Outcome {
@@ -123,6 +149,7 @@ impl Simulation {
     /// Runs a pass. `decodes`: its last token gets logits.
     pub fn pass(&mut self, pass: &Pass, decodes: bool) {
         let rows = pass.rows as f64;
+        self.now += self.machine.begin;
         self.scheduler.on(Event::Begin { rows: pass.rows });
         self.scheduler.on(Event::Flash { busy: self.load.share(self.now, self.counted.stall_bytes) });
         if self.machine.readback == 0.0 {
@@ -145,8 +172,11 @@ impl Simulation {
                     break;
                 }
                 let end = self.reads.peek().expect("the scheduler waits for a read").end;
-                self.counted.stall_bytes += (end - self.now).max(0.0);
-                self.now = self.now.max(end);
+                if end > self.now {
+                    let late = if end - self.now > self.machine.alert { self.machine.wake } else { 0.0 };
+                    self.counted.stall_bytes += end + late - self.now;
+                    self.now = end + late;
+                }
             }
             self.now += rows * self.machine.finish;
         }
@@ -172,7 +202,12 @@ impl Simulation {
     fn read(&mut self, key: Key, demand: bool) {
         let bytes = self.expert_bytes as u64;
         *(if demand { &mut self.counted.demand_bytes } else { &mut self.counted.speculative_bytes }) += bytes;
-        self.reads.push(Read { end: self.flash.read(self.now, self.expert_bytes), key });
+        let mut end = self.now;
+        for _ in 0..self.pieces {
+            end = self.flash.read(self.now, self.expert_bytes / self.pieces);
+            self.now += self.machine.request;
+        }
+        self.reads.push(Read { end, key });
     }
 
     /// Does what there is to do.
@@ -211,7 +246,16 @@ mod tests {
 
     fn machine() -> Machine {
         let flash = FlashSpeed { bandwidth: 100.0, latency: 0.0, lanes: 1 };
-        Machine { flash, mix: 1.0, expert: 1.0, finish: 1.0, head: 1.0, foresee: 0.0, upload: 0.0, readback: 0.0 }
+        Machine {
+            flash,
+            mix: 1.0,
+            expert: 1.0,
+            finish: 1.0,
+            head: 1.0,
+            foresee: 0.0,
+            upload: 0.0,
+            ..Machine::default()
+        }
     }
 
     fn trace(foreseen: bool) -> Trace {

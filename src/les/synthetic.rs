@@ -53,6 +53,41 @@ pub fn trace(shape: Shape, expert_bytes: usize, tokens: usize, depth: usize, see
     Trace { passes: (0..tokens).map(pass).collect(), ..Trace::new(shape, expert_bytes) }
 }
 
+/// The same routing, foreseen better or worse: forecasts lack `factor` times as many of the experts that are chosen.
+/// Scores change places, so that their distribution stays.
+pub fn with_misses(trace: &Trace, factor: f64) -> Trace {
+    let Shape { experts, top_k, .. } = trace.shape;
+    let mut trace = trace.clone();
+    // Experts still to be taken from forecasts or, below 0, given to them.
+    let mut due = 0.0;
+    for pass in &mut trace.passes {
+        for guess in &mut pass.foreseen {
+            let ids = pass.ids[guess.layer as usize].chunks_exact(top_k);
+            for (scores, ids) in guess.scores.chunks_exact_mut(experts).zip(ids) {
+                let order = top(scores, experts);
+                let (first, others) = order.split_at(top_k);
+                let (mut found, mut wrong): (Vec<u32>, Vec<u32>) = first.iter().partition(|id| ids.contains(id));
+                let (mut missed, rest): (Vec<u32>, Vec<u32>) = others.iter().partition(|id| ids.contains(id));
+                let mut rest = rest.into_iter();
+                due += (factor - 1.0) * missed.len() as f64;
+                while due <= -1.0
+                    && let Some((a, b)) = missed.pop().zip(wrong.pop())
+                {
+                    scores.swap(a as usize, b as usize);
+                    due += 1.0;
+                }
+                while due >= 1.0
+                    && let Some((a, b)) = found.pop().zip(rest.next())
+                {
+                    scores.swap(a as usize, b as usize);
+                    due -= 1.0;
+                }
+            }
+        }
+    }
+    trace
+}
+
 fn top(scores: &[f32], top_k: usize) -> Vec<u32> {
     let mut order: Vec<u32> = (0..scores.len() as u32).collect();
     order.sort_unstable_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
@@ -105,6 +140,22 @@ mod tests {
             let recall = 100.0 * found as f64 / of as f64;
             assert!((recall - published).abs() < 1.0, "{recall} % {ahead} ahead");
         }
+    }
+
+    #[test]
+    fn forecasts_can_be_made_better_and_worse() {
+        let trace = trace(PART, 1, 100, 2, 3);
+        let missed = |trace: &Trace| {
+            let guesses = trace.passes.iter().flat_map(|pass| pass.foreseen.iter().map(move |guess| (pass, guess)));
+            guesses.fold(0, |sum, (pass, guess)| {
+                let ids = &pass.ids[guess.layer as usize];
+                sum + top(&guess.scores, PART.top_k).iter().filter(|id| !ids.contains(id)).count()
+            })
+        };
+        let before = missed(&trace) as f64;
+        assert_eq!(with_misses(&trace, 1.0), trace);
+        assert!((missed(&with_misses(&trace, 0.5)) as f64 / before - 0.5).abs() < 0.01);
+        assert!((missed(&with_misses(&trace, 2.0)) as f64 / before - 2.0).abs() < 0.01);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Setup {
     pub backend: String,
     /// Slots in the pool.
     pub slots: usize,
+    /// Positions a sequence can have.
+    pub context: usize,
     /// Bytes that a budget holds beside the pool.
     pub core_bytes: u64,
 }

@@ -144,7 +144,7 @@ impl Pack {
             let parts =
                 starts.map(|at| self.flash.read(file, extent.offset + at as u64, len.div_ceil(pieces).min(len - at)));
             let parts = futures_util::future::try_join_all(parts).await?;
-            return Ok(Bytes::Owned(parts.into_iter().flat_map(Bytes::into_vec).collect()));
+            return Ok(Bytes::Owned(parts.into_iter().map(Bytes::into_vec).collect::<Vec<_>>().concat()));
         }
         let mut bytes = self.flash.read(file, extent.offset, extent.bytes as usize).await?.into_vec();
         self.check(index, &bytes)?;

@@ -9,9 +9,11 @@ mod lookahead;
 mod model;
 mod pack;
 mod print;
+mod profile;
 mod progress;
 mod self_test;
 mod simulate;
+mod statistics;
 mod texts;
 mod trace;
 mod unpack;
@@ -43,6 +45,7 @@ enum Command {
     Bench(bench::Args),
     Lookahead(lookahead::Args),
     Simulate(simulate::Args),
+    Profile(profile::Args),
     Trace(trace::Args),
 }
 
@@ -61,6 +64,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Lookahead(args) => lookahead::run(args),
         Command::Simulate(args) => simulate::run(args),
+        Command::Profile(args) => profile::run(args),
         Command::Trace(args) => trace::run(args),
     };
     match done {

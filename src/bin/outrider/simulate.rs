@@ -3,13 +3,16 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use outrider::engine::{Options, smallest_budget};
 use outrider::error::Size;
+use outrider::import::open_model;
 use outrider::les::profile::{FIELDS, Profile};
 use outrider::les::replay::{Contender, Routes, misses};
 use outrider::les::simulate::{Machine, run as simulate};
 use outrider::les::synthetic::{self, FLAGSHIP, FLAGSHIP_CORE_BYTES, FLAGSHIP_EXPERT_BYTES};
 use outrider::les::trace::Trace;
-use outrider::les::{Settings, Shape};
+use outrider::les::{FlashSpeed, Settings};
+use outrider::pack::EXTENT_ALIGN;
 use outrider::{Error, Result};
 use serde::Serialize;
 
@@ -27,11 +30,14 @@ pub struct Args {
     /// iphone-17-pro-max, iphone-18-pro-max, or a file like profiles/iphone-17-pro-max.json
     #[arg(long, value_name = "NAME|FILE")]
     profile: String,
-    /// Memory for everything, of the flagship
-    #[arg(long, value_name = "SIZE", default_value = "3GB", conflicts_with = "trace")]
-    budget: Size,
+    /// Memory for everything [default: 3GB for the flagship]
+    #[arg(long, value_name = "SIZE", required_unless_present_any = ["flagship", "slots"])]
+    budget: Option<Size>,
+    /// What the budget holds beside the pool, of this pack or checkpoint [default: what was recorded with the trace]
+    #[arg(long, value_name = "MODEL", requires = "trace")]
+    model: Option<String>,
     /// Slots in the pool, instead of what the budget holds
-    #[arg(long, required_unless_present = "flagship")]
+    #[arg(long)]
     slots: Option<usize>,
     /// Tokens measured; as many as are made up or, of a trace, half of them fill the pool before
     #[arg(long, default_value_t = 64)]
@@ -42,6 +48,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// What the flagship gets unless it is said.
+const FLAGSHIP_BUDGET: Size = Size(3_000_000_000);
 
 /// Tokens that fill the pool and teach the forecast, at least.
 const WARM: usize = 128;
@@ -87,9 +96,10 @@ pub fn run(args: Args) -> Result<()> {
         Some(profile) => profile?,
         None => Profile::parse(&read(args.profile.as_ref())?)?,
     };
-    let settings = Settings::default();
+    // As the engine is with a backend that works while it is called.
+    let settings = Settings { singly: profile.machine.readback == 0.0, ..Settings::default() };
     let (trace, warm) = args.routing(settings.depth)?;
-    let slots = args.slots(trace.shape)?;
+    let slots = args.slots(&trace)?;
     let report = Report::new(profile, &trace, slots, settings, warm);
     print::results(|out| match args.json {
         true => writeln!(out, "{}", serde_json::json!(report)),
@@ -121,21 +131,54 @@ impl Args {
         Ok((trace, warm))
     }
 
-    fn slots(&self, shape: Shape) -> Result<usize> {
-        let expert = FLAGSHIP_EXPERT_BYTES as u64;
-        let slots = match self.slots {
-            Some(slots) => slots,
-            None => (self.budget.0.saturating_sub(FLAGSHIP_CORE_BYTES) / expert) as usize,
-        };
-        match slots {
-            _ if slots >= shape.top_k => Ok(slots.min(shape.keys())),
-            _ if self.slots.is_some() => Err(Error::Request(format!("a pool needs at least {} slots", shape.top_k))),
-            _ => {
-                let smallest = FLAGSHIP_CORE_BYTES + shape.top_k as u64 * expert;
-                Err(Error::Budget { budget: self.budget.0, smallest, context: 4096 })
+    fn slots(&self, trace: &Trace) -> Result<usize> {
+        let shape = trace.shape;
+        if let Some(slots) = self.slots {
+            return match slots >= shape.top_k {
+                true => Ok(slots.min(shape.keys())),
+                false => Err(Error::Request(format!("a pool needs at least {} slots", shape.top_k))),
+            };
+        }
+        let Beside { core, slot, context } = self.beside(trace)?;
+        let budget = self.budget.unwrap_or(FLAGSHIP_BUDGET).0;
+        let slots = usize::try_from(budget.saturating_sub(core) / slot).unwrap_or(usize::MAX);
+        match slots >= shape.top_k {
+            true => Ok(slots.min(shape.keys())),
+            false => Err(Error::Budget { budget, smallest: core + shape.top_k as u64 * slot, context }),
+        }
+    }
+
+    /// What a budget is for.
+    fn beside(&self, trace: &Trace) -> Result<Beside> {
+        let slot = trace.expert_bytes.next_multiple_of(EXTENT_ALIGN) as u64;
+        if let Some(model) = &self.model {
+            let pack = pollster::block_on(open_model(model))?;
+            let (manifest, options) = (pack.manifest(), Options::default());
+            let context = options.context_for(&manifest.config);
+            let of = manifest.experts.as_ref().map(|e| (e.layers.len(), e.count, pack.expert_bytes()));
+            if of != Some((trace.shape.layers, trace.shape.experts, trace.expert_bytes)) {
+                return Err(Error::Request("the trace is not of this model".to_owned()));
+            }
+            let core = smallest_budget(manifest, &options)?.saturating_sub(trace.shape.top_k as u64 * slot);
+            return Ok(Beside { core, slot, context });
+        }
+        match &trace.setup {
+            Some(setup) => Ok(Beside { core: setup.core_bytes, slot, context: setup.context }),
+            None if self.flagship => {
+                Ok(Beside { core: FLAGSHIP_CORE_BYTES, slot: FLAGSHIP_EXPERT_BYTES as u64, context: 4096 })
+            }
+            None => {
+                Err(Error::Request("the trace does not say what its model holds; give --model, or --slots".to_owned()))
             }
         }
     }
+}
+
+/// Bytes beside the pool, bytes of a slot, and the context they are for.
+struct Beside {
+    core: u64,
+    slot: u64,
+    context: usize,
 }
 
 impl Report {
@@ -173,20 +216,31 @@ impl Report {
             stall_roundtrip: 1e3 * machine.readback * shape.layers as f64,
             efficiency: 1.0,
         });
-        let speed = |machine: Machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
+        let speed = |trace: &Trace, machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
         let predicted = rows[names.len() - 1].tokens_per_second;
+        let change = |assumption, [halved, doubled]: [f64; 2]| {
+            let effect = [halved, doubled].map(|s| (s / predicted - 1.0).abs()).into_iter().fold(0.0, f64::max);
+            Change { assumption, halved, doubled, effect }
+        };
+        // What is nothing stays nothing.
         let mut sensitivity: Vec<Change> = FIELDS
             .iter()
+            .filter(|field| *(field.of)(&mut machine.clone()) > 0.0)
             .map(|field| {
-                let [halved, doubled] = [0.5, 2.0].map(|factor| {
+                let with = |factor: f64| {
                     let mut other = machine;
                     *(field.of)(&mut other) *= factor;
-                    speed(other)
-                });
-                let effect = [halved, doubled].map(|s| (s / predicted - 1.0).abs()).into_iter().fold(0.0, f64::max);
-                Change { assumption: field.name, halved, doubled, effect }
+                    speed(trace, other)
+                };
+                change(field.name, [0.5, 2.0].map(with))
             })
             .collect();
+        let lanes = |lanes| speed(trace, Machine { flash: FlashSpeed { lanes, ..machine.flash }, ..machine });
+        sensitivity.push(change("flash.lanes", [machine.flash.lanes.div_ceil(2), machine.flash.lanes * 2].map(lanes)));
+        if trace.passes.iter().any(|pass| !pass.foreseen.is_empty()) {
+            let with = |factor| speed(&synthetic::with_misses(trace, factor), machine);
+            sensitivity.push(change("forecast misses", [0.5, 2.0].map(with)));
+        }
         sensitivity.sort_by(|a, b| b.effect.total_cmp(&a.effect));
         Report { profile: profile.name, slots, bound: 1.0 / bound, rows, sensitivity }
     }

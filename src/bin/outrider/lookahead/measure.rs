@@ -11,8 +11,8 @@ use outrider::les::trace::Trace;
 use outrider::{Error, Result};
 
 use super::Row;
-use super::statistics::{interval, median};
 use crate::model::ModelArgs;
+use crate::statistics::{interval, median};
 
 /// Rounds that fill the pools before anything is measured.
 pub const WARM_ROUNDS: usize = 3;
@@ -20,9 +20,14 @@ pub const WARM_ROUNDS: usize = 3;
 /// Part of an expert's transfer time that passes before its first byte.
 const LATENCY: f64 = 0.25;
 
+/// Flash that takes so many seconds to transfer an expert.
+pub fn slow(bytes: f64, transfer: f64) -> Throttle {
+    Throttle { bandwidth: bytes / transfer, latency: LATENCY * transfer, lanes: 2, ..Throttle::default() }
+}
+
 /// Tokens one after the other, and where a new sequence begins.
 pub struct Stream {
-    tokens: Vec<(u32, bool)>,
+    pub tokens: Vec<(u32, bool)>,
 }
 
 impl Stream {
@@ -51,10 +56,10 @@ pub async fn record(engine: &mut Engine, stream: &Stream, depth: usize) -> Resul
     Ok(engine.take_recording().expect("it was begun above"))
 }
 
-struct Config {
+pub struct Config {
     name: &'static str,
-    settings: Settings,
-    pieces: usize,
+    pub settings: Settings,
+    pub pieces: usize,
     /// The pool has a slot for every expert.
     everything: bool,
 }
@@ -116,7 +121,12 @@ impl<'a> Bench<'a> {
         Ok(Bench { stream, routes, slots, run, runners })
     }
 
-    pub async fn run(&mut self, slowness: f64, rounds: usize) -> Result<Vec<Row>> {
+    pub fn configs(&self) -> impl Iterator<Item = (&Config, usize)> {
+        self.runners.iter().map(|runner| (&runner.config, runner.engine.slots()))
+    }
+
+    /// Without a throttle, flash is made slow by what computing takes now.
+    pub async fn run(&mut self, slowness: f64, rounds: usize, throttle: Option<Throttle>) -> Result<Vec<Row>> {
         // Every pool is filled, and every extent checked, before anything is slow.
         let warm = 2 * WARM_ROUNDS * self.run;
         for runner in &mut self.runners {
@@ -128,8 +138,8 @@ impl<'a> Bench<'a> {
         let bytes = resident.engine.pack().expert_bytes() as f64;
         let shape = self.routes.shape;
         let a_token = (shape.layers * shape.top_k) as f64;
-        let bandwidth = bytes * a_token / (slowness * compute);
-        let throttle = Throttle { bandwidth, latency: LATENCY * bytes / bandwidth, lanes: 2, ..Throttle::default() };
+        let throttle = throttle.unwrap_or_else(|| slow(bytes, slowness * compute / a_token));
+        let bandwidth = throttle.bandwidth;
         for runner in &mut self.runners {
             runner.flash.set(Some(throttle));
             runner.times.clear();
@@ -183,6 +193,8 @@ impl<'a> Bench<'a> {
                 stall_roundtrip: 0.0,
                 readbacks: 0.0,
                 resident: median(near),
+                time: 1e3 * median(runner.times.clone()),
+                predicted: None,
             }
         };
         self.runners.iter().map(row).collect()

@@ -2,8 +2,8 @@
 //! it comes to what no policy can pass.
 
 mod measure;
+mod predict;
 mod simulate;
-mod statistics;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -16,6 +16,8 @@ use serde::Serialize;
 use crate::model::ModelArgs;
 use crate::{print, texts};
 use measure::Bench;
+pub use measure::slow;
+use predict::{Predicted, Predictor, Verdict};
 
 /// Measure what reading ahead gains on slow flash
 #[derive(clap::Args)]
@@ -46,6 +48,9 @@ pub struct Args {
     /// Compare settings in virtual time instead
     #[arg(long)]
     simulate: bool,
+    /// Profile this machine before, and compare what the simulator predicts with what is measured
+    #[arg(long, conflicts_with_all = ["policies", "simulate"])]
+    predict: bool,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
@@ -80,6 +85,10 @@ struct Row {
     readbacks: f64,
     /// Against every expert resident.
     resident: f64,
+    /// Milliseconds a token, the median.
+    time: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    predicted: Option<Predicted>,
 }
 
 /// From reading on demand to reading ahead, a part at a time: nothing, a pool, overlap, look-ahead.
@@ -111,21 +120,39 @@ impl Args {
         if self.policies {
             return self.compare_policies(&routes, self.tokens * 2 * measure::WARM_ROUNDS);
         }
-        let mut rows = Vec::new();
+        let predictor = match self.predict {
+            true => Some(Predictor::new(&mut resident, &trace, &stream, self.tokens, self.rounds).await?),
+            false => None,
+        };
+        let mut groups = Vec::new();
         for &slots in &self.slots {
             let mut bench = Bench::new(&model, slots, &stream, &routes, self.tokens, self.only.as_deref()).await?;
             for &slowness in &self.slowness {
-                let found = bench.run(slowness, self.rounds).await?;
+                let slowed = match &predictor {
+                    Some(predictor) => Some(predictor.slowed(&model, slots, slowness).await?),
+                    None => None,
+                };
+                let throttle = slowed.map(|slowed| slowed.throttle);
+                let mut found = bench.run(slowness, self.rounds, throttle).await?;
+                if let Some((predictor, slowed)) = predictor.as_ref().zip(slowed) {
+                    let times: Vec<_> =
+                        bench.configs().map(|(config, slots)| predictor.times(config, slots, &slowed)).collect();
+                    found.iter_mut().zip(&times).for_each(|(row, own)| predict::compare(row, &times[0], own));
+                }
                 if !self.json {
                     print::results(|out| found.iter().try_for_each(|row| write(out, row)))?;
                 }
-                rows.extend(found);
+                groups.push(found);
             }
         }
-        if self.json {
-            print::results(|out| writeln!(out, "{}", serde_json::json!({ "rows": rows })))?;
-        }
-        Ok(())
+        let verdict = self.predict.then(|| Verdict::of(&groups));
+        let rows: Vec<Row> = groups.into_iter().flatten().collect();
+        print::results(|out| match (&verdict, self.json) {
+            (Some(verdict), true) => writeln!(out, "{}", serde_json::json!({ "rows": rows, "verdict": verdict })),
+            (None, true) => writeln!(out, "{}", serde_json::json!({ "rows": rows })),
+            (Some(verdict), false) => verdict.write(out),
+            (None, false) => Ok(()),
+        })
     }
 
     /// Hit rates by policy and pool.
@@ -159,7 +186,7 @@ impl Args {
 }
 
 fn write(out: &mut impl Write, row: &Row) -> std::io::Result<()> {
-    writeln!(
+    write!(
         out,
         "{:>4} slots r {:<4} {:<28} × {:>5.2} [{:.2}, {:.2}] of {:>5.2}  efficiency {:.2}  resident {:.2}  hit {:>5.1} %  {:>4.0} + {:>4.0} kB  waited {:.2} ms",
         row.slots,
@@ -175,5 +202,15 @@ fn write(out: &mut impl Write, row: &Row) -> std::io::Result<()> {
         row.demand_bytes / 1000.0,
         row.speculative_bytes / 1000.0,
         row.stall_bytes,
-    )
+    )?;
+    if let Some(p) = &row.predicted {
+        let (error, time_error) = (100.0 * p.error, 100.0 * p.time_error);
+        let (time, measured) = (p.time, row.time);
+        write!(
+            out,
+            "  predicted × {:.2} ({error:+.0} %)  {time:.2} ms of {measured:.2} ({time_error:+.0} %)",
+            p.speedup
+        )?;
+    }
+    writeln!(out)
 }

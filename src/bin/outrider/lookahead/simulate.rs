@@ -21,7 +21,7 @@ fn machine(trace: &Trace, slowness: f64) -> Machine {
         head: 0.12,
         foresee: 0.012 / layers,
         upload: 0.02 / layers / top_k,
-        readback: 0.0,
+        ..Machine::default()
     };
     let compute = base.compute(trace.shape.layers, trace.shape.top_k);
     let bytes = trace.expert_bytes as f64;

@@ -46,8 +46,8 @@ impl Parts {
             ("logits", self.logits),
             ("forecasts", self.foresee),
             ("uploads", self.upload),
-            ("waiting for demand reads", self.stall_bytes),
-            ("waiting for results", self.stall_results),
+            ("stall: demand reads", self.stall_bytes),
+            ("stall: readback", self.stall_results),
             ("the rest of the pass", self.other),
             ("between passes", self.between),
         ]

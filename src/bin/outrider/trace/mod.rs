@@ -140,11 +140,11 @@ impl Report {
         for (name, value) in self.milliseconds.named().into_iter().chain([("together", total)]) {
             writeln!(out, "{name:<28} {value:>8.3} {:>5.1} %", 100.0 * value / total)?;
         }
-        writeln!(out, "\nlayer      mix  experts   finish  uploads  waited for bytes  results   hit %")?;
+        writeln!(out, "\nlayer      mix  experts   finish  uploads  stall: bytes  readback   hit %")?;
         for (at, layer) in self.layers.iter().enumerate() {
             writeln!(
                 out,
-                "{at:>5} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>17.3} {:>8.3} {:>7.1}",
+                "{at:>5} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>13.3} {:>9.3} {:>7.1}",
                 layer.mix,
                 layer.run,
                 layer.finish,

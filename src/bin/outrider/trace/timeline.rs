@@ -14,8 +14,8 @@ pub fn draw(timing: &Timing) -> Vec<String> {
     let rows: [(&str, Is); 6] = [
         ("computing", |w| !matches!(w, What::Upload { .. } | What::Read { .. } | What::Stall { .. })),
         ("uploading", |w| matches!(w, What::Upload { .. })),
-        ("awaiting results", |w| matches!(w, What::Stall { of: Awaited::Results, .. })),
-        ("awaiting bytes", |w| matches!(w, What::Stall { of: Awaited::Bytes, .. })),
+        ("stall: readback", |w| matches!(w, What::Stall { of: Awaited::Results, .. })),
+        ("stall: bytes", |w| matches!(w, What::Stall { of: Awaited::Bytes, .. })),
         ("demand reads", |w| matches!(w, What::Read { demand: true, .. })),
         ("speculative reads", |w| matches!(w, What::Read { demand: false, .. })),
     ];
@@ -75,7 +75,7 @@ mod tests {
             [
                 format!("{:<18}0{}1", "layer", " ".repeat(47)),
                 format!("{:<18}{}{}", "computing", bar(0, 24), bar(24, 72)),
-                format!("{:<18}{}", "awaiting bytes", bar(24, 48)),
+                format!("{:<18}{}", "stall: bytes", bar(24, 48)),
                 format!("{:<18}{}", "demand reads", bar(24, 48)),
             ]
         );
