@@ -173,7 +173,7 @@ fn logits_writes_the_documented_tensors() {
 
 fn chat(model: &str, more: &[&str]) -> Output {
     let prompt = "Can you find me a restaurant in San Jose?";
-    let greedy = ["--backend", "cpu", "--temperature", "0"];
+    let greedy = ["--backend", "cpu", "--temperature", "0", "--cold"];
     let length = if more.contains(&"--max-tokens") { &[][..] } else { &["--max-tokens", "8"] };
     works(&[&["chat", model, prompt], &greedy[..], length, more].concat())
 }
@@ -212,7 +212,7 @@ fn chat_over_http_says_the_same() {
 #[test]
 fn a_conversation_goes_on_until_input_ends() {
     let model = repository("models/concierge");
-    let args = ["chat", text(&model), "--backend", "cpu", "--temperature", "0", "--max-tokens", "8"];
+    let args = ["chat", text(&model), "--backend", "cpu", "--temperature", "0", "--max-tokens", "8", "--cold"];
     let mut child = Command::new(env!("CARGO_BIN_EXE_outrider"))
         .args(args)
         .stdin(Stdio::piped())
@@ -359,7 +359,7 @@ fn nobody_has_to_read_the_output() {
         &["verify", text(&packed)],
         &["inspect", text(&packed), "--tensors"],
         &["eval", text(&model), "--text", text(&texts), "--backend", "cpu"],
-        &["chat", text(&model), "hi", "--max-tokens", "4", "--backend", "cpu"],
+        &["chat", text(&model), "hi", "--max-tokens", "4", "--backend", "cpu", "--cold"],
     ];
     for args in commands {
         let (reader, writer) = std::io::pipe().unwrap();
@@ -411,4 +411,31 @@ fn a_broken_profile_is_refused() {
     fails(&["simulate", "--flagship", "--profile", text(&file)], "unknown field `mixed`");
     fails(&["simulate", "--flagship", "--profile", "phone-of-nobody"], "was not found");
     fails(&["simulate", "--flagship", "--profile", "iphone-17-pro-max", "--budget", "1GB"], "is too small");
+}
+
+/// The pool of the next chat begins with what this one used, unless that is not wanted; damaged, it is as if it were not.
+#[test]
+fn chat_begins_with_what_the_last_one_used() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, bytes) in files_of(&repository("models/concierge")) {
+        std::fs::write(dir.path().join(name), bytes).unwrap();
+    }
+    let (model, list) = (text(dir.path()), dir.path().join(".hot"));
+    let prompt = ["chat", model, "I need a hotel in London.", "--backend", "cpu", "--temperature", "0"];
+    let run = |more: &[&str]| works(&[&prompt[..], &["--max-tokens", "8", "--max-slots", "80"], more].concat()).stdout;
+    let kept = || std::fs::metadata(&list).is_ok_and(|list| list.is_file() && list.len() > 500);
+    let cold = run(&["--cold"]);
+    assert!(!list.exists());
+    for _ in 0..2 {
+        assert!(run(&[]) == cold && kept());
+    }
+    std::fs::write(&list, "nonsense").unwrap();
+    assert!(run(&[]) == cold && kept());
+    works(&["verify", model]);
+    // Where it cannot be written, it is not.
+    std::fs::remove_file(&list).unwrap();
+    std::fs::create_dir(&list).unwrap();
+    assert!(run(&[]) == cold);
+    let partial = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().ends_with(".partial");
+    assert!(!std::fs::read_dir(dir.path()).unwrap().flatten().any(|e| partial(&e)), "something is left behind");
 }

@@ -2,6 +2,7 @@
 
 import { type OutriderError, aborted, fail } from './errors.js';
 import { Files } from './flash-files.js';
+import { HotList } from './hot-list.js';
 import type { Ask } from './internal.js';
 import type { LoadArgs } from './load-args.js';
 import { MemoryRecord } from './memory-record.js';
@@ -20,6 +21,8 @@ let notices: string[] = [];
 let flash: FlashStats | undefined;
 /** What is learnt about memory, where the budget is to be found. */
 let memory: MemoryRecord | undefined;
+/** Which experts were used, for the next visit. */
+let hot: HotList | undefined;
 /** The reply being generated, and those to come. */
 let running: number | undefined;
 const queued = new Set<number>();
@@ -92,6 +95,11 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
     // The installation has been marked as one to check: what is wrong in it is fetched again.
     engine = await start(await bring()).catch(async (error: unknown) => Promise.reject(await unfit(error)));
   }
+  if (!args.warm) return;
+  hot = new HotList(args.directory);
+  const kept = await hot.read();
+  // A call like others, that gives way to the first of them.
+  if (kept && engine?.remember(kept)) last = engine.warm();
 }
 
 /** After loading failed with an error, which is nothing to be remembered about memory. */
@@ -168,6 +176,7 @@ function throttle(emit: (progress: Progress) => void): (phase: Progress['phase']
 }
 
 async function chat(request: ChatCompletionRequest, { id, emit }: Context): Promise<unknown> {
+  engine?.hurry();
   queued.add(id);
   const turn = last.then(async () => {
     queued.delete(id);
@@ -180,11 +189,16 @@ async function chat(request: ChatCompletionRequest, { id, emit }: Context): Prom
       return reply;
     } finally {
       running = undefined;
+      hot?.keep(used);
     }
   });
   last = turn.catch(() => {});
   const reply = await turn;
   return request.stream ? null : JSON.parse(reply);
+}
+
+function used(): Uint8Array | undefined {
+  return engine?.hot();
 }
 
 function abort(id: number): void {
@@ -212,8 +226,10 @@ async function settle(): Promise<void> {
 
 async function dispose(): Promise<void> {
   await settle();
+  engine?.hurry();
   if (running !== undefined) engine?.abort();
   await last;
+  await hot?.settle(used);
   engine?.free();
   engine = undefined;
   await files?.close();

@@ -175,7 +175,7 @@ function startWorker(url: string | URL | undefined): Worker {
 }
 
 async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
-  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile, update = 'auto' } = options;
+  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile, update = 'auto', warmStart = true } = options;
   if (!['auto', 'gpu', 'cpu'].includes(backend)) {
     throw fail('request', `the backend \`${backend}\` is not one of auto, gpu, cpu`);
   }
@@ -191,6 +191,7 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   if (!['auto', 'never'].includes(update)) {
     throw fail('request', `update is \`${update}\`, neither \`auto\` nor \`never\``);
   }
+  if (typeof warmStart !== 'boolean') throw fail('request', `warmStart is \`${warmStart}\`, neither true nor false`);
   const address = addressOf(model);
   return {
     address,
@@ -204,6 +205,7 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
     f16: f16 && profile !== 'safari',
     update: update === 'auto',
     exclusive: profile === 'safari',
+    warm: warmStart,
     internal: (options as { [INTERNAL]?: Internals })[INTERNAL] ?? null,
   };
 }

@@ -18,5 +18,7 @@ export interface LoadArgs {
   update: boolean;
   /** Open files as exclusively as Safari does. */
   exclusive: boolean;
+  /** Begin with the experts of the visit before. */
+  warm: boolean;
   internal: Internals | null;
 }

@@ -28,6 +28,11 @@ export interface EngineOptions {
    * goes on at once. `'never'` does not ask.
    */
   update?: 'auto' | 'never';
+  /**
+   * Begin with the experts that earlier visits used, which are read after loading, until a request comes, so that the first
+   * tokens wait for less. No reply depends on it. On by default; `false` neither reads nor keeps which they were.
+   */
+  warmStart?: boolean;
   /** Stops loading; what was downloaded is kept for the next attempt. */
   signal?: AbortSignal | null | undefined;
   onProgress?: (progress: Progress) => void;
@@ -86,8 +91,21 @@ export interface Stats {
     /** Size of the wasm memory, in which some of the entries lie: all of them with the CPU, `host` and `staging` with the GPU. */
     wasm: number;
   };
-  /** Experts found in the pool and not, and bytes read from flash, since loading; `bytesGuessed` of these ahead of need. */
-  pool: { slots: number; experts: number; hits: number; misses: number; bytesRead: number; bytesGuessed: number };
+  /**
+   * Experts found in the pool and not, and bytes read from flash, since loading; `bytesGuessed` of these ahead of need.
+   * `warmed` experts were read because earlier visits used them, which is in both, and `warmedUsed` of these were then
+   * found.
+   */
+  pool: {
+    slots: number;
+    experts: number;
+    hits: number;
+    misses: number;
+    bytesRead: number;
+    bytesGuessed: number;
+    warmed: number;
+    warmedUsed: number;
+  };
   /** Of the reply in progress, or the last one; tokens per second, 0 before there are any. */
   speed: { prefill: number; decode: number };
   /** Of the same reply: what each of its latest tokens waited for, at most 128, the latest first. */

@@ -19,7 +19,7 @@ use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::les::spans::{Awaited, Outcome, What};
-use crate::les::{Action, Counts, Event, Forecast, Key, Load, Origin, Pool, Scheduler, Settings, Shape};
+use crate::les::{Action, Counts, Event, Forecast, HotList, Key, Load, Origin, Pool, Scheduler, Settings, Shape};
 use crate::pack::Pack;
 
 /// Seconds without a single answer after which flash is taken for dead.
@@ -108,6 +108,14 @@ impl Experts {
         self.scheduler.set_settings(settings);
     }
 
+    pub fn hot_list(&self) -> HotList {
+        self.scheduler.hot_list()
+    }
+
+    pub fn set_hot_list(&mut self, list: &HotList) {
+        self.scheduler.set_hot_list(list);
+    }
+
     pub fn set_pieces(&mut self, pieces: usize) {
         self.pieces = pieces.max(1);
     }
@@ -171,6 +179,17 @@ impl Experts {
             backend.settle().await?;
             let Some(action) = self.scheduler.next_action() else { return Ok(()) };
             self.act(action, usize::MAX, backend)?;
+        }
+    }
+
+    /// Reads what is worth reading while nothing is waited for, to its end.
+    pub async fn warm(&mut self, backend: &mut dyn Backend, stop: &Stop) -> Result<()> {
+        loop {
+            self.look_ahead(backend).await?;
+            if !self.scheduler.is_reading() {
+                return Ok(());
+            }
+            self.next_ended(stop).await?;
         }
     }
 
@@ -272,8 +291,17 @@ impl Experts {
         });
     }
 
-    /// Waits for a read to end.
+    /// A layer waits for a read to end.
     async fn wait(&mut self, layer: usize, stop: &Stop) -> Result<()> {
+        let start = clock::now();
+        self.next_ended(stop).await?;
+        self.waits.flash += clock::now() - start;
+        self.span(What::Stall { layer: layer as u32, of: Awaited::Bytes }, start);
+        Ok(())
+    }
+
+    /// Waits for a read to end, and takes it up.
+    async fn next_ended(&mut self, stop: &Stop) -> Result<()> {
         let start = clock::now();
         let mut alarm = None;
         let ended = poll_fn(|context| {
@@ -295,10 +323,7 @@ impl Experts {
                 Err(Error::Storage { path: "experts".to_owned(), reason })
             })
         });
-        let ended = ended.await?;
-        self.waits.flash += clock::now() - start;
-        self.span(What::Stall { layer: layer as u32, of: Awaited::Bytes }, start);
-        let Some(ended) = ended else {
+        let Some(ended) = ended.await? else {
             let reason = "the scheduler waits for a read that was never begun".to_owned();
             return Err(Error::Storage { path: "experts".to_owned(), reason });
         };

@@ -9,6 +9,7 @@ mod record;
 mod resume;
 pub mod sampler;
 mod self_test;
+mod warm;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -37,6 +38,7 @@ pub use experts::{ALERT, Waits};
 pub use load::{BackendChoice, Options, budgets, smallest_budget};
 pub use record::OnPass;
 pub use self_test::record_self_test;
+pub use warm::HOT_LIST;
 
 /// Asks a running call to stop. Clones share one flag; a signal handler may hold one.
 #[derive(Debug, Clone, Default)]

@@ -279,13 +279,13 @@ impl Job<'_> {
         }
     }
 
-    /// Deletes what `keep` does not name. What cannot be deleted now will be another time.
+    /// Deletes what `keep` does not name, but for names that begin with a dot, which no file of a pack has. What cannot be deleted now will be another time.
     async fn sweep(&self, keep: impl Fn(&str) -> bool) {
         if !self.policy.alone {
             return;
         }
         for name in self.store.list().await.unwrap_or_default() {
-            if !MARKERS.contains(&name.as_str()) && !keep(&name) {
+            if !MARKERS.contains(&name.as_str()) && !name.starts_with('.') && !keep(&name) {
                 let _ = self.store.remove(&name).await;
             }
         }

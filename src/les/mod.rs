@@ -11,6 +11,7 @@
 //! - [`Pool`]: what is in which slot, and which expert is worth least.
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
 //! - [`Scheduler`]: what to do next.
+//! - [`HotList`]: what is worth having in the pool at the beginning of the next visit.
 //! - [`FlashModel`]: how long reads take.
 //! - [`trace`], [`spans`], [`replay`], [`simulate`]: what passes went through and when, what other policies would have
 //!   read, and what the scheduler would make of it on another machine.
@@ -20,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 mod device;
 mod forecast;
+mod hot;
 mod pool;
 pub mod profile;
 pub mod replay;
@@ -31,6 +33,7 @@ pub mod trace;
 
 pub use device::{FlashModel, FlashSpeed, Load};
 pub use forecast::{Forecast, Origin, Recall};
+pub use hot::{Frequencies, HotList};
 pub use pool::{Policy, Pool};
 pub use scheduler::{Action, Counts, Event, Scheduler, Settings};
 

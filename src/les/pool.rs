@@ -122,6 +122,14 @@ impl Pool {
         };
     }
 
+    /// An expert that has not been used is taken to be used with this likelihood. Only by the policy that is in use.
+    pub fn expect(&mut self, key: Key, chance: f64) {
+        let i = self.shape.index(key);
+        if matches!(self.policy, Policy::Lrfu { .. }) && self.scores[i] == f64::NEG_INFINITY {
+            self.scores[i] = self.score_of(chance);
+        }
+    }
+
     /// How likely the next token is to choose an expert, by its earlier uses alone.
     pub fn heat(&self, key: Key) -> f64 {
         let score = self.scores[self.shape.index(key)];

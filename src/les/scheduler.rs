@@ -11,7 +11,8 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Forecast, Key, Origin, Pool, Shape};
+use super::hot::Warming;
+use super::{Forecast, Frequencies, HotList, Key, Origin, Pool, Shape};
 use crate::backend::WorkItem;
 
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -100,6 +101,9 @@ pub struct Counts {
     /// Guesses that arrived when something likelier had all the slots.
     pub dropped: u64,
     pub cancelled: u64,
+    /// Experts of an earlier visit that were read, and of these such as were then needed while they were there.
+    pub warm_reads: u64,
+    pub warm_used: u64,
 }
 
 impl Counts {
@@ -163,6 +167,8 @@ pub struct Scheduler {
     guessed: Vec<Key>,
     tried: Vec<Key>,
     busy: f64,
+    frequencies: Frequencies,
+    warming: Warming,
     counts: Counts,
 }
 
@@ -190,8 +196,22 @@ impl Scheduler {
             guessed: Vec::new(),
             tried: Vec::new(),
             busy: 0.0,
+            frequencies: Frequencies::new(shape),
+            warming: Warming::default(),
             counts: Counts::default(),
         }
+    }
+
+    /// What is worth having in the pool the next time.
+    pub fn hot_list(&self) -> HotList {
+        self.frequencies.hottest(&self.pool)
+    }
+
+    /// Goes on from an earlier visit: its experts are read whenever nothing else is worth it.
+    pub fn set_hot_list(&mut self, list: &HotList) {
+        list.entries.iter().for_each(|(key, rate)| self.pool.expect(*key, f64::from(*rate)));
+        self.frequencies = Frequencies::after(list);
+        self.warming = Warming::new(list);
     }
 
     pub fn shape(&self) -> Shape {
@@ -254,6 +274,7 @@ impl Scheduler {
     fn begin(&mut self, rows: usize) {
         self.end_layer();
         self.pool.advance(rows);
+        self.frequencies.advance(rows);
         self.forecast.begin();
         self.failed.clear();
         self.guessed.clear();
@@ -301,14 +322,17 @@ impl Scheduler {
         for at in 0..self.work.len() {
             let key = Key { layer, expert: self.work[at].expert };
             self.pool.used(key, self.work[at].pairs.len());
+            self.frequencies.used(key, self.work[at].pairs.len());
             self.counts.guesses_used += u64::from(self.guessed.contains(&key));
             self.need(key, at as u16);
         }
     }
 
     fn need(&mut self, key: Key, at: u16) {
+        let warm = self.warming.used(self.shape.index(key));
         if self.pool.slot_of(key).is_some() {
             self.counts.hits += 1;
+            self.counts.warm_used += u64::from(warm);
             self.ready.push_back(at);
             return;
         }
@@ -519,11 +543,29 @@ impl Scheduler {
         }
         let from = self.layer.map_or(0, |layer| layer + 1);
         let layers = from..(from + self.settings.depth as u32).min(self.shape.layers as u32);
-        let key = layers.into_iter().find_map(|layer| self.best_guess(layer))?;
+        let Some(key) = layers.into_iter().find_map(|layer| self.best_guess(layer)) else { return self.read_warm() };
         self.counts.guess_reads += 1;
         self.guessed.push(key);
         self.tried.push(key);
         Some(self.read(key, false))
+    }
+
+    /// What an earlier visit had. In a pass only while flash has nothing at all to do, for a guess may come any time.
+    fn read_warm(&mut self) -> Option<Action> {
+        if self.layer.is_some() && (!self.reading.is_empty() || self.busy > SATURATED) {
+            return None;
+        }
+        while let Some(key) = self.warming.left.pop_front() {
+            let index = self.shape.index(key);
+            let absent = self.pool.slot_of(key).is_none() && self.states[index] == State::Idle;
+            // Less by a trifle, so that what is worth the same does not make room.
+            if absent && self.place(key, 0.999 * self.pool.heat(key)).is_some() {
+                self.warming.read(index);
+                self.counts.warm_reads += 1;
+                return Some(self.read(key, false));
+            }
+        }
+        None
     }
 
     /// The likeliest expert of a layer that is nowhere, if it is worth reading.

@@ -37,6 +37,8 @@ pub struct WebEngine {
     maker: Maker,
     chat: Chat,
     stop: Stop,
+    /// Of reading what an earlier visit used.
+    hurry: Stop,
     model: String,
     /// What does not change while there is an engine, as JSON.
     fixed: RefCell<Value>,
@@ -84,6 +86,33 @@ impl WebEngine {
         self.stop.stop();
     }
 
+    /// Takes up which experts an earlier visit used, as [`hot`](Self::hot) gave it. Whether they are to be read.
+    pub fn remember(&self, hot: &[u8]) -> bool {
+        self.engine.borrow_mut().as_mut().is_some_and(|engine| engine.set_hot_list(hot))
+    }
+
+    /// Reads what an earlier visit used, until that is done or [`hurry`](Self::hurry) is called: a call like those that
+    /// take time.
+    pub async fn warm(&self) {
+        let Some(mut engine) = self.engine.take() else { return };
+        self.busy.set(true);
+        // The list is a guess, and reading it may fail: a reply that needs what failed says so.
+        let _ = engine.warm(&self.hurry).await;
+        self.counters.set(engine.counters());
+        self.engine.replace(Some(engine));
+        self.busy.set(false);
+    }
+
+    /// Ends [`warm`](Self::warm), because there is something to do.
+    pub fn hurry(&self) {
+        self.hurry.stop();
+    }
+
+    /// Which experts are worth reading at the beginning of the next visit.
+    pub fn hot(&self) -> Option<Vec<u8>> {
+        self.engine.borrow().as_ref().map(Engine::hot_list)
+    }
+
     /// Answers a test or a bench, both as JSON.
     pub async fn internal(&self, ask: String) -> Result<String, JsValue> {
         self.answer_test(&ask).await.map(|answer| answer.to_string()).map_err(to_js)
@@ -99,6 +128,8 @@ impl WebEngine {
         stats["pool"]["misses"] = json!(counters.experts.missed() - before.experts.missed());
         stats["pool"]["bytesRead"] = json!(counters.expert_bytes() - before.expert_bytes());
         stats["pool"]["bytesGuessed"] = json!(counters.guess_bytes - before.guess_bytes);
+        stats["pool"]["warmed"] = json!(counters.experts.warm_reads);
+        stats["pool"]["warmedUsed"] = json!(counters.experts.warm_used);
         stats["memory"]["wasm"] = json!(wasm_bytes());
         stats.to_string()
     }
@@ -267,6 +298,7 @@ async fn load(store: Rc<Store>, options: &str, on_progress: &Function, pause: Pa
     Ok(WebEngine {
         fixed: RefCell::new(fixed),
         stop: engine.stop_flag(),
+        hurry: Stop::default(),
         model: engine.pack().manifest().name.clone(),
         engine: RefCell::new(Some(engine)),
         busy: Cell::new(false),

@@ -74,6 +74,8 @@ pub(super) fn counters(counters: &Counters) -> Value {
         "guessesUsed": c.guesses_used,
         "dropped": c.dropped,
         "cancelled": c.cancelled,
+        "warmReads": c.warm_reads,
+        "warmUsed": c.warm_used,
         "flash": counters.waits.flash,
         "routing": counters.waits.routing,
     })

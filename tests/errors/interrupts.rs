@@ -82,7 +82,8 @@ fn an_interrupt_ends_the_reply() {
     assert_eq!(out.status.code(), Some(1), "{stdout}{stderr}");
     assert!(stderr.contains("stopped by the caller"), "{stderr}");
     let model = repository("models/concierge");
-    let whole = outrider(&["chat", model.to_str().unwrap(), prompt, "--backend", "cpu", "--temperature", "0"]).stdout;
+    let whole =
+        outrider(&["chat", model.to_str().unwrap(), prompt, "--cold", "--backend", "cpu", "--temperature", "0"]).stdout;
     assert!(whole.starts_with(stdout.trim_end()) && stdout.len() < whole.len(), "{stdout:?} of {whole:?}");
 }
 
@@ -90,7 +91,7 @@ fn an_interrupt_ends_the_reply() {
 #[test]
 fn an_interrupt_between_replies_ends_the_program() {
     let model = repository("models/concierge");
-    let mut child = spawn(&["chat", model.to_str().unwrap(), "--backend", "cpu", "--max-tokens", "4"]);
+    let mut child = spawn(&["chat", model.to_str().unwrap(), "--cold", "--backend", "cpu", "--max-tokens", "4"]);
     // Kept open: there could be another turn.
     let mut stdin = child.stdin.take().unwrap();
     stdin.write_all(b"hi\n").unwrap();

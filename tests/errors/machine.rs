@@ -14,8 +14,18 @@ use crate::{assert_error, small};
 fn without_a_gpu_the_cpu_runs_and_says_so() {
     let model = repository("models/concierge");
     let chat = |backend: &str| {
-        let args =
-            ["chat", model.to_str().unwrap(), "hi", "--max-tokens", "4", "--temperature", "0", "--backend", backend];
+        let args = [
+            "chat",
+            model.to_str().unwrap(),
+            "hi",
+            "--max-tokens",
+            "4",
+            "--temperature",
+            "0",
+            "--cold",
+            "--backend",
+            backend,
+        ];
         let mut command = Command::new(env!("CARGO_BIN_EXE_outrider"));
         command
             .args(args)

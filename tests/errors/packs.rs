@@ -250,7 +250,7 @@ fn the_bundled_model_says_its_smallest_budget_on_the_command_line() {
     let chat = |budget: &str| {
         let (model, backend) = (model.to_str().unwrap(), ["--backend", "cpu"]);
         let greedy = ["--max-tokens", "4", "--temperature", "0"];
-        outrider(&[&["chat", model, "hi", "--budget", budget], &backend[..], &greedy[..]].concat())
+        outrider(&[&["chat", model, "hi", "--cold", "--budget", budget], &backend[..], &greedy[..]].concat())
     };
     let out = chat("1MiB");
     assert!(!out.status.success() && out.stdout.is_empty());

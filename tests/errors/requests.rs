@@ -79,7 +79,7 @@ fn the_command_line_says_what_a_request_lacks() {
         (&[&long], &["context holds 2048", "shorten it"]),
     ];
     for (args, parts) in cases {
-        let out = outrider(&[&["chat", model, "--backend", "cpu"], args].concat());
+        let out = outrider(&[&["chat", model, "--backend", "cpu", "--cold"], args].concat());
         assert_eq!(out.status.code(), Some(1), "{args:?}: {}", out.stderr);
         assert!(out.stdout.is_empty(), "{}", out.stdout);
         for part in parts {

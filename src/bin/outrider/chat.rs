@@ -1,19 +1,21 @@
 use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Instant;
 
 use outrider::chat::Chat;
 use outrider::chat::openai::{ChatRequest, FinishReason, Message, Role, Stop};
 use outrider::engine::generate::Next;
 use outrider::engine::sampler::Sampler;
-use outrider::engine::{Counters, Engine};
+use outrider::engine::{self, Counters, Engine};
 use outrider::error::Size;
 use outrider::{Error, Result};
 
+use crate::hot::HotList;
 use crate::model::ModelArgs;
 
 /// Talk to a model
@@ -45,6 +47,9 @@ pub struct Args {
     /// Longest reply [default: what the model suggests]
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
+    /// Begin with an empty pool, not with the experts that earlier chats used, and do not keep which ones this one uses
+    #[arg(long)]
+    cold: bool,
     /// Record what every pass went through, and when, for `outrider trace` and `outrider simulate`
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
@@ -71,8 +76,10 @@ pub fn run(args: Args) -> Result<()> {
         }
         let chat = Chat::of_pack(engine.pack()).await?;
         let replying = catch_interrupts(&engine)?;
-        let mut session = Session { engine, chat, replying };
-        match args.prompt {
+        let hot = if args.cold { HotList::none() } else { HotList::of(args.model.name()) };
+        hot.read(&mut engine);
+        let mut session = Session { engine, chat, replying, hot };
+        let ended = match args.prompt {
             Some(prompt) => {
                 request.messages.push(Message::new(Role::User, prompt));
                 match session.reply(&request).await? {
@@ -81,7 +88,9 @@ pub fn run(args: Args) -> Result<()> {
                 }
             }
             None => session.converse(request).await,
-        }
+        };
+        session.hot.keep(&session.engine, true);
+        ended
     })
 }
 
@@ -128,18 +137,37 @@ struct Session {
     engine: Engine,
     chat: Chat,
     replying: Arc<AtomicBool>,
+    hot: HotList,
+}
+
+/// Lines of standard input, read beside whatever else goes on; the first ends what waits for it.
+fn lines_of_input(hurry: engine::Stop) -> Receiver<std::io::Result<String>> {
+    let (sender, receiver) = sync_channel(1);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lines() {
+            hurry.stop();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+        hurry.stop();
+    });
+    receiver
 }
 
 impl Session {
     /// A conversation until standard input ends. What fails is reported, and can be tried again.
     async fn converse(&mut self, mut request: ChatRequest) -> Result<()> {
         let terminal = std::io::stdin().is_terminal();
-        let mut lines = std::io::stdin().lock().lines();
+        let hurry = engine::Stop::default();
+        let lines = lines_of_input(hurry.clone());
         loop {
             if terminal {
                 eprint!("> ");
             }
-            let Some(line) = lines.next() else { break };
+            // While somebody types. A read that fails now is made again when it is needed, and reported then.
+            let _ = self.engine.warm(&hurry).await;
+            let Ok(line) = lines.recv() else { break };
             let line = line.map_err(Error::io("standard input"))?;
             let asked = request.messages.iter().rposition(|m| m.role == Role::User);
             match (line.trim(), asked) {
@@ -201,6 +229,7 @@ impl Session {
             })
             .await;
         self.replying.store(false, Ordering::SeqCst);
+        self.hot.keep(&self.engine, false);
         let interrupted = match generated {
             Err(Error::Aborted) => true,
             other => other.map(|_| false)?,

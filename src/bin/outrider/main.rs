@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod eval;
+mod hot;
 mod inspect;
 mod logits;
 mod lookahead;

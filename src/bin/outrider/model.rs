@@ -49,6 +49,11 @@ impl ModelArgs {
         ModelArgs { backend: BackendChoice::Cpu, ..self.clone() }
     }
 
+    /// What it was called.
+    pub fn name(&self) -> &str {
+        &self.model
+    }
+
     /// Loads the model, with progress and notices on standard error.
     pub async fn load(&self) -> Result<Engine> {
         self.load_pack(open_model(&self.model).await?).await

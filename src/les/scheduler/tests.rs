@@ -153,8 +153,10 @@ proptest! {
     fn every_layer_ends(
         slots in 2usize..40, settings in any_settings(), failures: bool,
         passes in prop::collection::vec((1usize..5, any::<u32>()), 1..12),
+        hot in prop::collection::vec(1e-3f32..=1.0, 0..32),
     ) {
         let mut world = World::new(slots, settings);
+        world.scheduler.set_hot_list(&hot_list(&hot));
         for (rows, seed) in passes {
             let mut state = seed | 1;
             let mut draw = move || { state ^= state << 13; state ^= state >> 17; state ^= state << 5; state >> 3 };
@@ -176,6 +178,51 @@ proptest! {
             }
         }
     }
+}
+
+fn hot_list(rates: &[f32]) -> HotList {
+    HotList { shape: SHAPE, entries: rates.iter().enumerate().map(|(i, rate)| (SHAPE.key(i), *rate)).collect() }
+}
+
+/// Before the first pass the pool is filled from an earlier visit, and what is there is found.
+#[test]
+fn an_earlier_visit_warms_the_pool() {
+    let rates: Vec<f32> = (0..32).map(|i| 1.0 / (1.0 + i as f32)).collect();
+    for guesses in [0, 2] {
+        let mut world = World::new(10, Settings { guesses, ..Settings::default() });
+        world.scheduler.set_hot_list(&hot_list(&rates));
+        while world.act() || !world.reads.is_empty() {
+            if !world.reads.is_empty() {
+                world.end_read(64 * 7, false);
+            }
+        }
+        let warm = if guesses > 0 { 10 } else { 0 };
+        let expected: Vec<_> = [2, 3].map(|expert| world.scheduler.pool().slot_of(key(0, expert)).is_some()).into();
+        world.scheduler.on(Event::Begin { rows: 1 });
+        world.route(0, &[2, 3]);
+        assert!(world.finish(&mut || 64 * 7, false));
+        let counts = world.scheduler.counts();
+        assert!(expected == [guesses > 0; 2] && counts.warm_reads == warm, "{counts:?}");
+        assert_eq!([counts.hits, counts.warm_used], [if guesses > 0 { 2 } else { 0 }; 2]);
+        assert_eq!(counts.guesses_used, 0);
+    }
+}
+
+/// What this visit is known to need does not make room for what an earlier one needed less.
+#[test]
+fn an_earlier_visit_gives_way() {
+    let mut world = World::new(8, Settings::default());
+    for _ in 0..40 {
+        world.scheduler.on(Event::Begin { rows: 1 });
+        for layer in 0..4 {
+            world.route(layer, &[0, 1]);
+            assert!(world.finish(&mut || 64 * 7, false));
+        }
+    }
+    world.scheduler.set_hot_list(&hot_list(&[0.5; 32]));
+    world.scheduler.on(Event::Begin { rows: 1 });
+    while world.act() {}
+    assert_eq!(world.scheduler.counts().warm_reads, 0);
 }
 
 /// A layer with everything in its slots needs no reads, and what a sure guess brought is found.
