@@ -88,7 +88,8 @@ pub struct Forecast {
     curves: Vec<Vec<Curve>>,
     /// By target layer: every guess of this pass, the nearest last.
     guesses: Vec<Vec<Guess>>,
-    order: Vec<u32>,
+    /// The highest scores of a row, in descending order.
+    best: Vec<(i32, u32)>,
 }
 
 impl Forecast {
@@ -97,7 +98,7 @@ impl Forecast {
             shape,
             curves: vec![Vec::new(); shape.layers],
             guesses: vec![Vec::new(); shape.layers],
-            order: Vec::new(),
+            best: Vec::with_capacity(shape.top_k + 2),
         }
     }
 
@@ -118,32 +119,33 @@ impl Forecast {
         if curves.len() <= distance {
             curves.resize_with(distance + 1, Curve::default);
         }
-        let curve = &curves[distance];
+        let absent: [f32; BINS] = std::array::from_fn(|bin| 1.0 - curves[distance].chance(bin as u8));
         let rows = scores.len() / experts;
         let mut guess = Guess { distance, rows, ..Guess::default() };
-        guess.bins.reserve(scores.len());
+        guess.bins.resize(scores.len(), 0);
         guess.first.resize(scores.len(), false);
         guess.chances.resize(experts, 1.0);
         for (row, scores) in scores.chunks_exact(experts).enumerate() {
-            self.order.clear();
-            self.order.extend(0..experts as u32);
-            let by_score =
-                |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then_with(|| a.cmp(b));
+            let first = &mut guess.first[row * experts..][..experts];
             let cut = if top_k < experts {
                 // The first k, then the best of the others.
-                self.order.select_nth_unstable_by(top_k, by_score);
-                let next = scores[self.order[top_k] as usize];
-                let last = self.order[..top_k].iter().map(|e| scores[*e as usize]).fold(f32::INFINITY, f32::min);
-                0.5 * (last + next)
+                highest(scores, top_k + 1, &mut self.best);
+                let (chosen, next) = self.best.split_at(top_k);
+                chosen.iter().for_each(|(_, expert)| first[*expert as usize] = true);
+                let score = |best: &(i32, u32)| scores[best.1 as usize];
+                let last = chosen.iter().map(score).fold(f32::INFINITY, f32::min);
+                0.5 * (last + score(&next[0]))
             } else {
+                first.fill(true);
                 f32::NEG_INFINITY
             };
-            self.order[..top_k.min(experts)].iter().for_each(|e| guess.first[row * experts + *e as usize] = true);
             let scale = BINS as f32 / (2.0 * REACH) / deviation(scores);
-            for (expert, score) in scores.iter().enumerate() {
-                let bin = (BINS as f32 / 2.0 + (score - cut) * scale).clamp(0.0, BINS as f32 - 1.0) as u8;
-                guess.bins.push(bin);
-                guess.chances[expert] *= 1.0 - curve.chance(bin);
+            let bins = &mut guess.bins[row * experts..][..experts];
+            for (bin, score) in bins.iter_mut().zip(scores) {
+                *bin = (BINS as f32 / 2.0 + (score - cut) * scale).clamp(0.0, BINS as f32 - 1.0) as u8;
+            }
+            for (none, bin) in guess.chances.iter_mut().zip(bins) {
+                *none *= absent[usize::from(*bin) % BINS];
             }
         }
         guess.chances.iter_mut().for_each(|none| *none = 1.0 - *none);
@@ -188,6 +190,23 @@ impl Forecast {
     }
 }
 
+/// The highest `count` scores, by descending order of [`f32::total_cmp`] and ascending index, as keys of that order.
+fn highest(scores: &[f32], count: usize, best: &mut Vec<(i32, u32)>) {
+    best.clear();
+    for (at, score) in scores.iter().enumerate() {
+        let bits = score.to_bits() as i32;
+        let key = bits ^ ((bits >> 31) as u32 >> 1) as i32;
+        if best.len() == count {
+            if best.last().is_some_and(|worst| key <= worst.0) {
+                continue;
+            }
+            best.pop();
+        }
+        let place = best.iter().rposition(|other| other.0 >= key).map_or(0, |before| before + 1);
+        best.insert(place, (key, at as u32));
+    }
+}
+
 /// The standard deviation, or 1 where there is none.
 fn deviation(values: &[f32]) -> f32 {
     let count = values.len() as f32;
@@ -220,6 +239,18 @@ mod tests {
             forecast.routed(1, &ids);
             let recall = forecast.recall(1, 0).unwrap();
             prop_assert_eq!((recall.found, recall.of), (ids.len() as u64, ids.len() as u64));
+        }
+
+        /// As sorting would have it, whatever the scores.
+        #[test]
+        fn the_highest_are_the_first_of_all(scores in prop::collection::vec(
+            prop_oneof![prop::num::f32::ANY, (-3i8..3).prop_map(f32::from)], 1..40), count in 1usize..12) {
+            let mut best = Vec::new();
+            highest(&scores, count, &mut best);
+            let mut ids: Vec<u32> = (0..scores.len() as u32).collect();
+            ids.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
+            ids.truncate(count);
+            prop_assert_eq!(best.iter().map(|best| best.1).collect::<Vec<_>>(), ids);
         }
 
         /// Whatever the scores, likelihoods are likelihoods.

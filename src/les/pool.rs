@@ -151,7 +151,7 @@ impl Pool {
 
     /// Where an expert that is needed with likelihood `chance` would go: a slot that is empty, or else whose content is
     /// worth least, if that is less than `chance`. `keep` gives a likelihood for what it knows more of than past uses
-    /// tell; ∞ pins.
+    /// tell, which never makes it worth less; ∞ pins.
     pub fn place(&self, key: Key, chance: f64, keep: impl Fn(Key) -> Option<f64>) -> Option<u32> {
         debug_assert!(self.slot_of(key).is_none());
         let slots = self.window_of(key.layer).chain(self.overflow());
@@ -161,10 +161,14 @@ impl Pool {
             if held == NONE {
                 return Some(slot as u32);
             }
+            let past = self.scores[held as usize];
+            if past >= best.0 {
+                continue;
+            }
             let score = match keep(self.shape.key(held as usize)) {
                 Some(f64::INFINITY) => continue,
-                Some(chance) => self.score_of(chance),
-                None => self.scores[held as usize],
+                Some(chance) => self.score_of(chance).max(past),
+                None => past,
             };
             if score < best.0 {
                 best = (score, Some(slot as u32));

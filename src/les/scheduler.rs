@@ -165,7 +165,9 @@ pub struct Scheduler {
     lost: Option<Key>,
     /// Guesses of this pass that are in a slot or on the way, and all there were: none is made twice.
     guessed: Vec<Key>,
-    tried: Vec<Key>,
+    /// By expert: the pass it was tried in.
+    tried: Vec<u32>,
+    pass: u32,
     busy: f64,
     frequencies: Frequencies,
     warming: Warming,
@@ -194,7 +196,8 @@ impl Scheduler {
             failed: Vec::new(),
             lost: None,
             guessed: Vec::new(),
-            tried: Vec::new(),
+            tried: vec![0; shape.keys()],
+            pass: 1,
             busy: 0.0,
             frequencies: Frequencies::new(shape),
             warming: Warming::default(),
@@ -278,7 +281,7 @@ impl Scheduler {
         self.forecast.begin();
         self.failed.clear();
         self.guessed.clear();
-        self.tried.clear();
+        self.pass += 1;
         self.lost = None;
     }
 
@@ -468,7 +471,7 @@ impl Scheduler {
         if self.layer.is_some_and(|layer| key.layer < layer) {
             return None;
         }
-        self.forecast.chance(key).map(|chance| chance.max(self.pool.heat(key)))
+        self.forecast.chance(key)
     }
 
     fn place(&self, key: Key, chance: f64) -> Option<u32> {
@@ -546,7 +549,7 @@ impl Scheduler {
         let Some(key) = layers.into_iter().find_map(|layer| self.best_guess(layer)) else { return self.read_warm() };
         self.counts.guess_reads += 1;
         self.guessed.push(key);
-        self.tried.push(key);
+        self.tried[self.shape.index(key)] = self.pass;
         Some(self.read(key, false))
     }
 
@@ -570,16 +573,20 @@ impl Scheduler {
 
     /// The likeliest expert of a layer that is nowhere, if it is worth reading.
     fn best_guess(&self, layer: u32) -> Option<Key> {
-        let chances = self.forecast.chances(layer).iter().enumerate();
-        let absent = |&(expert, _): &(usize, &f32)| {
+        let (mut best, mut least) = (None, self.settings.least_chance);
+        for (expert, chance) in self.forecast.chances(layer).iter().enumerate() {
+            // Most are too unlikely for anything else to matter.
+            if f64::from(*chance) < least {
+                continue;
+            }
             let key = Key { layer, expert: expert as u32 };
-            self.pool.slot_of(key).is_none()
-                && self.states[self.shape.index(key)] == State::Idle
-                && !self.tried.contains(&key)
-        };
-        let (expert, chance) = chances.filter(absent).max_by(|a, b| a.1.total_cmp(b.1))?;
-        let (key, chance) = (Key { layer, expert: expert as u32 }, f64::from(*chance));
-        (chance >= self.settings.least_chance && self.place(key, chance).is_some()).then_some(key)
+            let index = self.shape.index(key);
+            let absent = self.pool.slot_of(key).is_none() && self.states[index] == State::Idle;
+            if absent && self.tried[index] != self.pass {
+                (best, least) = (Some(key), f64::from(*chance));
+            }
+        }
+        best.filter(|key| self.place(*key, least).is_some())
     }
 }
 

@@ -1,5 +1,6 @@
 //! `cargo xtask bench`: how fast the bundled model answers, natively and in Chromium, on both backends, with every
 //! expert resident and with a quarter of them; and how large what a page loads is. `cargo xtask bench les`: see [`les`].
+//! `cargo xtask bench scheduler`: `benches/scheduler.rs`.
 
 mod les;
 
@@ -26,6 +27,8 @@ enum Subject {
     Replies,
     /// Reading experts ahead on slow flash
     Les,
+    /// What the scheduler's decisions cost a layer
+    Scheduler,
 }
 
 #[derive(Args)]
@@ -77,6 +80,10 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     match options.subject {
         Subject::Replies => replies(root, options),
         Subject::Les => les::run(root, options),
+        // In the profile that everything else is built in already.
+        Subject::Scheduler => {
+            exec::run(cargo(root).args(["bench", "--quiet", "--workspace", "--profile", "dev", "--bench", "scheduler"]))
+        }
     }
 }
 
