@@ -57,8 +57,6 @@ pub struct Options {
     /// Checkpoints at most, whatever the budget would hold. Without any a sequence whose model has recurrent states goes
     /// back only to its beginning.
     pub max_checkpoints: usize,
-    /// Forecast by the later layer's router alone, whatever maps the pack has. Changes speed, never a result.
-    pub untrained: bool,
     /// Run the pack's self-test. Without it a GPU that computes wrongly goes unnoticed.
     pub self_test: bool,
 }
@@ -76,7 +74,6 @@ impl Default for Options {
             max_slots: None,
             f16: false,
             max_checkpoints: 4,
-            untrained: false,
             self_test: true,
         }
     }
@@ -93,30 +90,20 @@ impl Options {
     }
 }
 
-/// What of a pack is made resident.
-struct Resident<'a> {
-    manifest: &'a Manifest,
-    maps: bool,
-}
-
-impl Tensors for Resident<'_> {
+impl Tensors for Manifest {
     fn core(&self, name: &str) -> Result<Stored> {
-        self.manifest.stored(name)
+        self.core.get(name).map(|t| t.stored()).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
     }
 
     fn expert_dtype(&self) -> Option<DType> {
-        self.manifest.experts.as_ref().map(|e| e.dtype)
-    }
-
-    fn map(&self, layer: usize, distance: usize) -> Option<Stored> {
-        self.core(&model::map_name(layer, distance)).ok().filter(|_| self.maps)
+        self.experts.as_ref().map(|e| e.dtype)
     }
 }
 
 /// The forward plan of a pack. What is read is sized by the manifest and what computes on it by the configuration, so
 /// both must say the same.
-fn plan_of(manifest: &Manifest, options: &Options) -> Result<Plan> {
-    let plan = model::plan_for(&manifest.config, &Resident { manifest, maps: !options.untrained })?;
+fn plan_of(manifest: &Manifest) -> Result<Plan> {
+    let plan = model::plan_for(&manifest.config, manifest)?;
     let bad = |reason: String| Err(Error::format("pack", reason));
     let e = &manifest.embedding;
     if (e.rows, e.cols) != (plan.vocab, plan.hidden) {
@@ -146,7 +133,7 @@ pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
 
 /// From the smallest budget with which a pack works to the one that holds it whole, from its manifest alone.
 pub fn budgets(manifest: &Manifest, options: &Options) -> Result<Range<u64>> {
-    let plan = plan_of(manifest, options)?;
+    let plan = plan_of(manifest)?;
     let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
         BackendChoice::Gpu => &Gpu::workspace_for,
         _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
@@ -208,7 +195,7 @@ impl Engine {
     /// [`Error::SelfTest`] where nothing is left to give way to, [`Error::NoGpu`], [`Error::Gpu`], [`Error::DeviceLost`],
     /// [`Error::Budget`], and those of reading the pack.
     pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let plan = plan_of(pack.manifest(), options)?;
+        let plan = plan_of(pack.manifest())?;
         let pack = Rc::new(pack);
         let mut notices = Vec::new();
         let mut f16 = options.f16;

@@ -49,17 +49,10 @@ pub struct Stats {
 #[derive(Default)]
 struct Layer {
     mix: Vec<Dispatch>,
-    /// By distance; beyond the last as at 0.
-    foresee: Vec<Vec<Dispatch>>,
+    foresee: Vec<Dispatch>,
     shared: Vec<Dispatch>,
     experts: Vec<[Dispatch; 2]>,
     combine: Option<Dispatch>,
-}
-
-impl Layer {
-    fn foresee_from(&self, distance: usize) -> &[Dispatch] {
-        self.foresee.get(distance).or(self.foresee.first()).map_or(&[], Vec::as_slice)
-    }
 }
 
 pub struct Gpu {
@@ -77,8 +70,6 @@ pub struct Gpu {
     reading: Vec<Id>,
     /// What came back with a layer's routing: the layers it is about, and their scores.
     foreseen: (Range<usize>, Vec<Vec<f32>>),
-    /// Layers of the pass at hand that have run `mix`.
-    mixed: usize,
     /// Submissions that the GPU has not finished.
     in_flight: InFlight,
     /// Bytes written since the GPU was last known to have caught up.
@@ -111,7 +102,7 @@ impl Gpu {
                 let pipelines = Pipelines { device: &device, program: &program, buffers: &buffers };
                 let layer = |steps: program::LayerSteps| Layer {
                     mix: pipelines.dispatches(steps.mix),
-                    foresee: steps.foresee.into_iter().map(|steps| pipelines.dispatches(steps)).collect(),
+                    foresee: pipelines.dispatches(steps.foresee),
                     shared: pipelines.dispatches(steps.shared),
                     experts: steps.experts.into_iter().map(|pair| pair.map(|s| pipelines.dispatch(s))).collect(),
                     combine: steps.combine.map(|s| pipelines.dispatch(s)),
@@ -135,7 +126,6 @@ impl Gpu {
             pass: Pass::default(),
             reading: Vec::new(),
             foreseen: (0..0, Vec::new()),
-            mixed: 0,
             in_flight: InFlight::default(),
             queued,
             stats: Stats { queued_bytes: queued, ..Stats::default() },
@@ -248,8 +238,7 @@ impl Gpu {
         let Activation { id, stride, .. } = self.program.activations[scores.0];
         let pass = self.pass;
         for layer in ahead {
-            let distance = (layer + 1).saturating_sub(self.mixed);
-            self.record(|layers, _| layers[layer].foresee_from(distance), pass);
+            self.record(|layers, _| &layers[layer].foresee, pass);
             at = self.copy_back(id, 0..4 * (pass.m as usize * stride) as u64, target, at);
         }
         at
@@ -289,7 +278,6 @@ impl Gpu {
         self.device.check()?;
         let pass = self.pass;
         self.record(|layers, _| &layers[layer].mix, pass);
-        self.mixed = layer + 1;
         let (Some(moe), Some(routed)) = (self.plan.layers[layer].moe, self.program.routed) else {
             self.record(|layers, _| &layers[layer].shared, pass);
             return Ok(Routing::default());
@@ -462,7 +450,6 @@ impl Backend for Gpu {
             return Err(Error::Context { prompt: pos + m, context: self.limits.context });
         }
         self.pass = Pass { m: m as u32, pos: pos as u32, tiles: 0 };
-        self.mixed = 0;
         self.upload(self.program.chunk, 0, bytemuck::cast_slice(&[m as u32, pos as u32]));
         self.write_rows(self.plan.residual, embeddings);
         if let Some(rope) = self.plan.rope {

@@ -88,8 +88,7 @@ pub struct Step {
 #[derive(Default)]
 pub struct LayerSteps {
     pub mix: Vec<Step>,
-    /// By distance; beyond the last as at 0.
-    pub foresee: Vec<Vec<Step>>,
+    pub foresee: Vec<Step>,
     pub shared: Vec<Step>,
     /// The experts' gate-up and down dispatches for each arena.
     pub experts: Vec<[Step; 2]>,
@@ -146,9 +145,7 @@ impl Program {
         for layer in &plan.layers {
             let mut steps = LayerSteps {
                 mix: c.ops(&layer.mix, false)?,
-                foresee: (0..=layer.fitted.len())
-                    .map(|d| c.ops(layer.foresee_from(d), false))
-                    .collect::<Result<_>>()?,
+                foresee: c.ops(&layer.foresee, false)?,
                 shared: c.ops(&layer.shared, false)?,
                 ..Default::default()
             };

@@ -33,9 +33,6 @@ pub struct ModelArgs {
     /// Multiply in f16 where the GPU can, which is coarser and on some GPUs faster
     #[arg(long)]
     f16: bool,
-    /// Foresee experts by the later layers' routers alone, even where the pack has maps made by `calibrate`
-    #[arg(long)]
-    untrained: bool,
 }
 
 impl ModelArgs {
@@ -73,7 +70,6 @@ impl ModelArgs {
             chunk: self.chunk,
             max_slots: self.max_slots,
             f16: self.f16,
-            untrained: self.untrained,
             ..Options::default()
         };
         let bar = progress::bytes("loading");
