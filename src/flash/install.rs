@@ -279,7 +279,8 @@ impl Job<'_> {
         }
     }
 
-    /// Deletes what `keep` does not name, but for names that begin with a dot, which no file of a pack has. What cannot be deleted now will be another time.
+    /// Deletes what `keep` does not name, but for names that begin with a dot, which no file of a pack has. What cannot be
+    /// deleted now will be another time.
     async fn sweep(&self, keep: impl Fn(&str) -> bool) {
         if !self.policy.alone {
             return;

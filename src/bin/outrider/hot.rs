@@ -1,9 +1,12 @@
 //! Which experts a model used, kept beside its pack for the next time.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use outrider::engine::{Engine, HOT_LIST};
+use outrider::les;
 use outrider::pack::MANIFEST;
 
 /// Between two times that it is written.
@@ -29,7 +32,10 @@ impl HotList {
 
     /// Lets the engine begin with what was kept.
     pub fn read(&self, engine: &mut Engine) {
-        if let Some(kept) = self.path.as_ref().and_then(|path| std::fs::read(path).ok()) {
+        let Some(file) = self.path.as_ref().and_then(|path| File::open(path).ok()) else { return };
+        // One more than a list can have is enough to see that it is none.
+        let mut kept = Vec::new();
+        if file.take(les::HotList::BYTES as u64 + 1).read_to_end(&mut kept).is_ok() {
             engine.set_hot_list(&kept);
         }
     }

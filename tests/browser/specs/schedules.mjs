@@ -29,8 +29,8 @@ function random(seed) {
 function draw(next) {
   const between = (least, most) => least + Math.floor(next() * (most - least + 1));
   const coin = () => next() < 0.5;
-  // A pool of which everything is lacking, most, or a little.
-  const maxSlots = [between(TOP_K, 40), between(40, 160), between(160, EXPERTS - 1)][between(0, 2)];
+  // A pool of which everything is lacking, most, or a little: less than the tokens use, which an earlier visit leaves in it.
+  const maxSlots = [between(TOP_K, 40), between(40, 160), between(160, EXPERTS - 100)][between(0, 2)];
   const scheduling = {
     reads: between(1, 4),
     guesses: between(0, 4),
