@@ -11,6 +11,9 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let head = id.x / op.head;
     let i = id.x % op.head;
     let token = id.y;

@@ -10,6 +10,9 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let key = id.x;
     let head = id.y;
     let token = id.z;

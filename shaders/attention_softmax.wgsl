@@ -8,6 +8,9 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let blocks = block_count();
     let head = id.x / blocks;
     let block = id.x % blocks;

@@ -9,6 +9,9 @@
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let block = id.x / op.head;
     let i = id.x % op.head;
     let head = id.y;

@@ -33,6 +33,9 @@ fn inverse_length(start: u32) -> f32 {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let head = id.x;
     let token = id.y;
     if (head >= op.heads) {

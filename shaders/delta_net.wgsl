@@ -23,6 +23,9 @@ const KEYS_A_LANE = (KEY_DIM + LANES - 1u) / LANES;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let lane = local / OUTPUTS_A_GROUP;
     let column = workgroup.x * OUTPUTS_A_GROUP + local % OUTPUTS_A_GROUP;
     let live = column < op.heads * op.value_dim;

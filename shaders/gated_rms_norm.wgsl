@@ -27,6 +27,9 @@ fn main(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) local: u32,
 ) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let lane = local % LANES;
     let item = linear_workgroup(workgroup, workgroups) * (WORKGROUP / LANES) + local / LANES;
     let live = item < chunk.m * op.groups;

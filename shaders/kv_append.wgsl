@@ -20,6 +20,9 @@ struct Op {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let i = id.x;
     let token = id.y;
     if (i < op.width) {

@@ -38,6 +38,9 @@ fn store(token: u32, row: u32, value: f32) {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) local: u32) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let lane = local % LANES;
     let row = workgroup.x * (WORKGROUP / LANES) + local / LANES;
     let token = workgroup.y * 4u;

@@ -17,6 +17,9 @@ struct Op {
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+    if (chunk.m == 0u) {
+        return;
+    }
     let token = id.x;
     if (token >= chunk.m) {
         return;

@@ -35,6 +35,66 @@ pub struct WorkItem {
     pub slot: u32,
 }
 
+/// An expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    pub layer: usize,
+    pub expert: usize,
+}
+
+/// What a layer chose, and how much of it has run.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Looked {
+    pub top_k: usize,
+    /// `[m · top_k]`, as in [`Routing`].
+    pub ids: Vec<u32>,
+    /// By place in `ids`: whether the expert was in a slot, and has run.
+    pub ran: Vec<bool>,
+}
+
+/// What came of layers that were submitted together.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Ahead {
+    /// The layers that were reached. All are finished, but the last if not all it chose has run.
+    pub layers: Vec<Looked>,
+    /// Where the last one is not finished: scores for the layers after it, as from [`Backend::foresee`].
+    pub foreseen: Vec<Vec<f32>>,
+    /// Logits of the rows asked for, if the last layer of the plan is finished.
+    pub logits: Option<Vec<f32>>,
+}
+
+/// Seconds, of the backend that runs ahead.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct AheadCosts {
+    /// From submitting until the host knows what came of it, beside the computation.
+    pub round_trip: f64,
+    /// A layer that was submitted and not reached.
+    pub skipped: f64,
+}
+
+/// A backend that knows itself which experts have slots, so that layers can be submitted before their routing is known.
+///
+/// A layer that chooses an expert without a slot stops the pass once its other experts have run. The host reads and runs
+/// what is missing, calls [`finish_layer`](Backend::finish_layer) and goes on after it.
+pub trait RunAhead {
+    /// Runs some layers of a pass that was begun, as far as the experts they choose have slots, with forecasts for up to
+    /// `foresee` layers after the one that stops, and logits of `rows` after the last. An empty `rows` asks for none.
+    fn run(&mut self, layers: Range<usize>, foresee: usize, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Ahead>>;
+
+    /// Forgets which expert is in which slot.
+    fn clear_slots(&mut self) -> Result<()>;
+
+    /// Measures what running ahead costs. Not to be called during a pass.
+    fn costs(&mut self) -> LocalBoxFuture<'_, Result<AheadCosts>>;
+}
+
+/// What a backend was asked for so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub submissions: u64,
+    pub readbacks: u64,
+}
+
 /// What a backend is, for people: `cpu (avx2)`, `gpu (llvmpipe …, Vulkan)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Info {
@@ -82,7 +142,7 @@ pub trait Backend {
     fn works_while_called(&self) -> bool;
 
     /// Puts an expert's extent into a pool slot. What `run_experts` was called with before still sees the old content.
-    fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()>;
+    fn write_slot(&mut self, slot: usize, expert: Place, extent: &Bytes) -> Result<()>;
 
     /// Waits until the backend can take up more. To be called before a pass begins, a slot is written or experts run:
     /// each may submit what was recorded before it, and adds to what waits to be taken up.
@@ -106,6 +166,15 @@ pub trait Backend {
     /// Seconds from asking for a result that takes next to no work until it is here. None where results need not come from
     /// anywhere.
     fn round_trip(&mut self) -> LocalBoxFuture<'_, Result<Option<f64>>>;
+
+    /// The same backend, if it can run ahead.
+    fn run_ahead(&mut self) -> Option<&mut dyn RunAhead> {
+        None
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
 
     /// Bytes this backend allocates beside weights, states and pool slots: activations, staging, parameters.
     fn workspace_bytes(&self) -> u64;

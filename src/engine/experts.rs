@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Stop;
 use super::record::Recorder;
-use crate::backend::{Backend, Routing};
+use crate::backend::{Backend, Place, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
@@ -230,7 +230,8 @@ impl Experts {
             Action::Upload { key, slot } => {
                 let bytes = self.landed.remove(&key).expect("what is uploaded has arrived");
                 let start = self.time();
-                backend.write_slot(slot as usize, &bytes)?;
+                let place = Place { layer: key.layer as usize, expert: key.expert as usize };
+                backend.write_slot(slot as usize, place, &bytes)?;
                 self.span(What::Upload { layer: key.layer, expert: key.expert }, start);
             }
             Action::Drop { key } => drop(self.landed.remove(&key)),

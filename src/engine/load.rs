@@ -302,7 +302,7 @@ impl Engine {
 
 fn scheduler(backend: &dyn Backend) -> Scheduler {
     let (plan, limits) = (backend.plan(), backend.limits());
-    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+    let experts = plan.most_experts();
     let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
     let settings = Settings { reads: READS_IN_FLIGHT, singly: backend.works_while_called(), ..Settings::default() };
     Scheduler::new(shape, Pool::new(shape, limits.slots), settings)

@@ -72,7 +72,7 @@ pub fn pack_checkpoint<S: Sink>(
     let architecture = model::architecture(checkpoint.config())?;
     // The plan names every tensor the model needs and checks its shape against the configuration.
     let plan = model::plan_for(checkpoint.config(), &source)?;
-    let experts = plan.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0);
+    let experts = plan.most_experts();
     let expert_dtype = plan.expert.and(source.expert_dtype());
 
     let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();

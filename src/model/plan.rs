@@ -238,6 +238,11 @@ impl Plan {
         self.layers.iter().filter_map(|l| l.moe).map(|m| m.top_k).max().unwrap_or(0)
     }
 
+    /// Experts of the layer that has most.
+    pub fn most_experts(&self) -> usize {
+        self.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0)
+    }
+
     /// Widest row of routed expert outputs a chunk needs: `top_k · hidden`, plus `top_k · width` of inner activations.
     pub fn expert_row_len(&self) -> usize {
         self.expert.map_or(0, |e| self.top_k() * (e.down.rows + e.gate.rows))

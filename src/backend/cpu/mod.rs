@@ -12,7 +12,7 @@ use futures_util::future::{LocalBoxFuture, ready};
 
 pub use simd::Simd;
 
-use super::{Backend, Info, Routing, WorkItem, rope_table};
+use super::{Backend, Info, Place, Routing, WorkItem, rope_table};
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::model::plan::{Buf, Limits, Op, Plan, StateSpec, Weight, WeightKind};
@@ -311,7 +311,7 @@ impl Backend for Cpu {
         true
     }
 
-    fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()> {
+    fn write_slot(&mut self, slot: usize, _expert: Place, extent: &Bytes) -> Result<()> {
         let slot = &mut self.slots[slot];
         match extent {
             Bytes::Owned(bytes) => {

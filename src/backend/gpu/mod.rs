@@ -4,6 +4,7 @@
 //! groups. A pass then writes one small uniform and records dispatches. Commands collect in one encoder and are submitted
 //! when the host needs a result or is about to write something the commands read: twice a layer.
 
+mod ahead;
 mod device;
 mod in_flight;
 mod ops;
@@ -23,11 +24,12 @@ use futures_util::{FutureExt, TryFutureExt};
 
 pub use device::Device;
 
-use super::{Backend, Info, Routing, WorkItem, rope_table};
+use super::{Backend, Info, Place, Routing, RunAhead, Traffic, WorkItem, rope_table};
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::model::plan::{Buf, Limits, Plan, Weight};
 use crate::tensor::Layout;
+use ahead::SlotTable;
 use in_flight::{InFlight, SUBMISSIONS};
 use pipelines::{Dispatch, Pipelines};
 use program::{AHEAD, Activation, Id, Pass, Program, UNIFORM};
@@ -50,7 +52,9 @@ pub struct Stats {
 struct Layer {
     mix: Vec<Dispatch>,
     foresee: Vec<Dispatch>,
+    forecasts: Vec<Vec<Dispatch>>,
     shared: Vec<Dispatch>,
+    lookup: Option<Dispatch>,
     experts: Vec<[Dispatch; 2]>,
     combine: Option<Dispatch>,
 }
@@ -68,6 +72,8 @@ pub struct Gpu {
     pass: Pass,
     /// Buffers whose read-back was begun and not finished, because the caller dropped the future.
     reading: Vec<Id>,
+    /// What the slot table on the GPU says.
+    table: SlotTable,
     /// What came back with a layer's routing: the layers it is about, and their scores.
     foreseen: (Range<usize>, Vec<Vec<f32>>),
     /// Submissions that the GPU has not finished.
@@ -103,7 +109,9 @@ impl Gpu {
                 let layer = |steps: program::LayerSteps| Layer {
                     mix: pipelines.dispatches(steps.mix),
                     foresee: pipelines.dispatches(steps.foresee),
+                    forecasts: steps.forecasts.into_iter().map(|s| pipelines.dispatches(s)).collect(),
                     shared: pipelines.dispatches(steps.shared),
+                    lookup: steps.lookup.map(|s| pipelines.dispatch(s)),
                     experts: steps.experts.into_iter().map(|pair| pair.map(|s| pipelines.dispatch(s))).collect(),
                     combine: steps.combine.map(|s| pipelines.dispatch(s)),
                 };
@@ -113,6 +121,7 @@ impl Gpu {
             .await;
         // A pipeline that failed must not be handed to the next backend.
         let (layers, head) = made.inspect_err(|_| device.forget_pipelines())?;
+        let table = SlotTable::new(plan.layers.len(), plan.most_experts(), limits.slots);
         let queued = std::mem::take(&mut program.params_bytes).len() as u64;
         Ok(Gpu {
             device,
@@ -125,6 +134,7 @@ impl Gpu {
             encoder: None,
             pass: Pass::default(),
             reading: Vec::new(),
+            table,
             foreseen: (0..0, Vec::new()),
             in_flight: InFlight::default(),
             queued,
@@ -204,12 +214,13 @@ impl Gpu {
 
     /// Records dispatches. `choose` picks them from the layers and the head.
     fn record<'a>(&'a mut self, choose: impl FnOnce(&'a [Layer], &'a [Dispatch]) -> &'a [Dispatch], pass: Pass) {
-        record(
-            self.encoder.get_or_insert_with(|| self.device.device.create_command_encoder(&Default::default())),
-            choose(&self.layers, &self.head),
-            pass,
-            &mut self.stats,
-        );
+        let dispatches = choose(&self.layers, &self.head);
+        if !dispatches.is_empty() {
+            let encoder =
+                self.encoder.get_or_insert_with(|| self.device.device.create_command_encoder(&Default::default()));
+            let mut compute = encoder.begin_compute_pass(&Default::default());
+            dispatch(&mut compute, dispatches, pass, &mut self.stats);
+        }
     }
 
     /// Records the copy of a whole buffer.
@@ -304,24 +315,38 @@ impl Gpu {
         Ok(Routing { top_k: moe.top_k, ids, weights: floats(weights).collect() })
     }
 
+    /// Writes which tokens the pass is over. There must be room.
+    fn announce(&mut self) {
+        let Pass { m, pos, .. } = self.pass;
+        self.upload(self.program.passes, 0, bytemuck::cast_slice(&[m, pos]));
+    }
+
+    /// Writes how many rows the head is to take. There must be room.
+    fn announce_head(&mut self, rows: usize) {
+        self.upload(self.program.passes, UNIFORM, bytemuck::cast_slice(&[rows as u32, self.pass.pos]));
+    }
+
+    fn record_head(&mut self, rows: Range<usize>) {
+        let residual = self.program.activations[self.plan.residual.0];
+        let head_in = self.program.activations[self.plan.head_in.0].id;
+        let (source, target) = (self.buffer(residual.id).clone(), self.buffer(head_in).clone());
+        let row = 4 * residual.stride as u64;
+        self.encoder().copy_buffer_to_buffer(&source, rows.start as u64 * row, &target, 0, rows.len() as u64 * row);
+        self.record(|_, head| head, Pass { m: rows.len() as u32, ..self.pass });
+    }
+
     async fn run_head(&mut self, rows: Range<usize>) -> Result<Vec<f32>> {
         self.device.check()?;
         if rows.end > self.pass.m as usize {
             return Err(Error::Request(format!("logits of row {} in a pass of {}", rows.end - 1, self.pass.m)));
         }
-        let residual = self.program.activations[self.plan.residual.0];
-        let head_in = self.program.activations[self.plan.head_in.0].id;
         let mut out = Vec::with_capacity(rows.len() * self.plan.vocab);
         let mut first = rows.start;
         while first < rows.end {
             let n = (rows.end - first).min(self.limits.head_rows);
-            let pass = Pass { m: n as u32, ..self.pass };
             self.make_room(UNIFORM).await?;
-            self.upload(self.program.chunk, UNIFORM, bytemuck::cast_slice(&[pass.m, pass.pos]));
-            let (source, target) = (self.buffer(residual.id).clone(), self.buffer(head_in).clone());
-            let row = 4 * residual.stride as u64;
-            self.encoder().copy_buffer_to_buffer(&source, first as u64 * row, &target, 0, n as u64 * row);
-            self.record(|_, head| head, pass);
+            self.announce_head(n);
+            self.record_head(first..first + n);
             out.extend(self.read_rows(self.plan.logits, 0..n).await?);
             first += n;
         }
@@ -380,12 +405,7 @@ impl Gpu {
     }
 }
 
-/// Records dispatches in one compute pass.
-fn record(encoder: &mut wgpu::CommandEncoder, dispatches: &[Dispatch], pass: Pass, stats: &mut Stats) {
-    if dispatches.is_empty() {
-        return;
-    }
-    let mut compute = encoder.begin_compute_pass(&Default::default());
+fn dispatch(compute: &mut wgpu::ComputePass, dispatches: &[Dispatch], pass: Pass, stats: &mut Stats) {
     for dispatch in dispatches {
         let [x, y, z] = (dispatch.grid)(pass);
         if x * y * z > 0 {
@@ -450,7 +470,7 @@ impl Backend for Gpu {
             return Err(Error::Context { prompt: pos + m, context: self.limits.context });
         }
         self.pass = Pass { m: m as u32, pos: pos as u32, tiles: 0 };
-        self.upload(self.program.chunk, 0, bytemuck::cast_slice(&[m as u32, pos as u32]));
+        self.announce();
         self.write_rows(self.plan.residual, embeddings);
         if let Some(rope) = self.plan.rope {
             self.write_rows(rope, &rope_table(&self.plan.inv_freq, pos, m));
@@ -470,7 +490,7 @@ impl Backend for Gpu {
         false
     }
 
-    fn write_slot(&mut self, slot: usize, extent: &Bytes) -> Result<()> {
+    fn write_slot(&mut self, slot: usize, expert: Place, extent: &Bytes) -> Result<()> {
         self.device.check()?;
         if slot >= self.limits.slots || extent.len() < self.plan.expert.map_or(0, |e| e.bytes()) {
             let expected = self.program.pool.slot_bytes as u64;
@@ -480,6 +500,9 @@ impl Backend for Gpu {
                 actual: extent.len() as u64,
             });
         }
+        // Absent, then the weights, then present: queue order keeps table and weights consistent.
+        let [freed, filled] = self.table.put(slot, expert);
+        self.write_entry(freed);
         let (arena, offset) = self.program.slot(slot);
         let len = extent.len().min(self.program.pool.slot_bytes);
         let id = self.program.pool.arenas[arena];
@@ -500,6 +523,7 @@ impl Backend for Gpu {
                 self.count_queued(len);
             }
         }
+        self.write_entry(filled);
         Ok(())
     }
 
@@ -545,6 +569,15 @@ impl Backend for Gpu {
 
     fn round_trip(&mut self) -> LocalBoxFuture<'_, Result<Option<f64>>> {
         self.time_round_trip().map_ok(Some).boxed_local()
+    }
+
+    fn run_ahead(&mut self) -> Option<&mut dyn RunAhead> {
+        self.program.routed?;
+        Some(self)
+    }
+
+    fn traffic(&self) -> Traffic {
+        Traffic { submissions: self.stats.submissions, readbacks: self.stats.readbacks }
     }
 
     fn workspace_bytes(&self) -> u64 {

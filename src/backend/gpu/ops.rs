@@ -1,7 +1,7 @@
 //! Operations to dispatches. The words given to [`Compiler::step`] are the fields of the kernel's `Op` structure in
 //! order.
 
-use super::program::{Compiler, Grid, Id, Pass, Step, attention_blocks, linear};
+use super::program::{Compiler, Grid, Id, Over, Pass, Step, attention_blocks, linear};
 use super::shader::Variant;
 use super::tuning::{ATTENTION_BLOCK, ITEMS_A_TILE};
 use crate::error::{Error, Result};
@@ -46,9 +46,9 @@ fn plain(kernel: &'static str) -> Variant {
 }
 
 impl Compiler<'_> {
-    fn step(&mut self, variant: Variant, head: bool, op: &[u32], buffers: Vec<(Id, bool)>, grid: Grid) -> Step {
+    fn step(&mut self, variant: Variant, over: Over, op: &[u32], buffers: Vec<(Id, bool)>, grid: Grid) -> Step {
         let (params, params_len) = self.params(op);
-        Step { variant, params, params_len, head, buffers, grid }
+        Step { variant, params, params_len, over, buffers, grid }
     }
 
     /// A kernel whose outputs are shared by lanes; `tree` is the file that adds them up.
@@ -76,25 +76,25 @@ impl Compiler<'_> {
         (self.program.states[state.0][plane], access)
     }
 
-    pub(super) fn op(&mut self, op: &Op, head: bool, out: &mut Vec<Step>) -> Result<()> {
+    pub(super) fn op(&mut self, op: &Op, over: Over, out: &mut Vec<Step>) -> Result<()> {
         match *op {
             Op::RmsNorm { x, w, y, groups, eps } => {
-                self.check_rows(y, head);
+                self.check_rows(y, over);
                 let (xa, ya) = (self.activation(x), self.activation(y));
                 let [g, part, xs, ys] = words([groups, xa.width / groups, xa.stride, ya.stride]);
                 let buffers = vec![self.read(x), self.vector(w), self.write(y)];
-                out.push(self.norm("rms_norm", head, groups, &[g, part, xs, ys, eps.to_bits()], buffers));
+                out.push(self.norm("rms_norm", over, groups, &[g, part, xs, ys, eps.to_bits()], buffers));
             }
             Op::GatedRmsNorm { x, gate, w, y, groups, eps } => {
-                self.check_rows(y, head);
+                self.check_rows(y, over);
                 let (xa, ya, ga) = (self.activation(x), self.activation(y), self.activation(gate));
                 let [g, part, xs, ys, gs] = words([groups, xa.width / groups, xa.stride, ya.stride, ga.stride]);
                 let buffers = vec![self.read(x), self.vector(w), self.read(gate), self.write(y)];
-                out.push(self.norm("gated_rms_norm", head, groups, &[g, part, xs, ys, gs, eps.to_bits()], buffers));
+                out.push(self.norm("gated_rms_norm", over, groups, &[g, part, xs, ys, gs, eps.to_bits()], buffers));
             }
             Op::MatMul { x, w, y, add } => {
-                self.check_rows(y, head);
-                self.matmul(x, w, y, add, head, out)?;
+                self.check_rows(y, over);
+                self.matmul(x, w, y, add, over, out)?;
             }
             Op::ConvSilu { x, w, y, state } => {
                 let StateSpec::Conv { channels, kernel } = self.plan.states[state.0] else {
@@ -105,9 +105,9 @@ impl Compiler<'_> {
                 variant.constants.push(("TAPS", k));
                 let buffers = vec![self.read(x), self.vector(w), self.state_of(state, 0, WRITE), self.write(y)];
                 let groups = c.div_ceil(WORKGROUP);
-                out.push(self.step(variant, head, &[c, k, xs, ys], buffers, Box::new(move |_| [groups, 1, 1])));
+                out.push(self.step(variant, over, &[c, k, xs, ys], buffers, Box::new(move |_| [groups, 1, 1])));
             }
-            Op::DeltaNet { .. } => self.delta_net(op, head, out)?,
+            Op::DeltaNet { .. } => self.delta_net(op, over, out)?,
             Op::HeadNormRope { x, w, y, heads, dim, rotary, eps } => {
                 let mut variant = self.lanes("head_norm_rope", self.tuning.norm_lanes, "reduce_tree");
                 variant.constants.push(("NORM", u32::from(w.is_some())));
@@ -121,7 +121,7 @@ impl Compiler<'_> {
                 let w = w.map_or(self.read(x.buf), |w| self.vector(w));
                 let buffers = vec![self.read(x.buf), w, self.read(table.unwrap_or(x.buf)), self.write(y)];
                 let grid = self.parts_grid(heads);
-                out.push(self.step(variant, head, &op, buffers, grid));
+                out.push(self.step(variant, over, &op, buffers, grid));
             }
             Op::KvAppend { k, v, state } => {
                 let StateSpec::Kv { heads, dim } = self.plan.states[state.0] else { return Err(wrong_state("a KV")) };
@@ -130,15 +130,15 @@ impl Compiler<'_> {
                 let op = words([heads * dim, dim, padded, heads * padded, ks, vs]);
                 let (keys, values) = (self.state_of(state, 0, WRITE), self.state_of(state, 1, WRITE));
                 let buffers = vec![self.read(k), self.read(v), keys, values];
-                out.push(self.step(plain("kv_append"), head, &op, buffers, by_token(heads * dim)));
+                out.push(self.step(plain("kv_append"), over, &op, buffers, by_token(heads * dim)));
             }
-            Op::Attention { .. } => self.attention(op, head, out)?,
+            Op::Attention { .. } => self.attention(op, over, out)?,
             Op::SiluMul { gate, up, y } => {
                 let (ga, ua, ya) = (self.activation(gate), self.activation(up), self.activation(y));
                 let len = ya.stride / 4;
                 let op = words([ga.stride / 4, ua.stride / 4, len, len]);
                 let buffers = vec![self.read(gate), self.read(up), self.write(y)];
-                out.push(self.step(plain("silu_mul"), head, &op, buffers, by_token(len)));
+                out.push(self.step(plain("silu_mul"), over, &op, buffers, by_token(len)));
             }
         }
         Ok(())
@@ -150,10 +150,10 @@ impl Compiler<'_> {
         Box::new(move |pass| linear((pass.m * parts).div_ceil(a_group)))
     }
 
-    fn norm(&mut self, kernel: &'static str, head: bool, groups: usize, op: &[u32], buffers: Vec<(Id, bool)>) -> Step {
+    fn norm(&mut self, kernel: &'static str, over: Over, groups: usize, op: &[u32], buffers: Vec<(Id, bool)>) -> Step {
         let variant = self.lanes(kernel, self.tuning.norm_lanes, "reduce_tree");
         let grid = self.parts_grid(groups);
-        self.step(variant, head, op, buffers, grid)
+        self.step(variant, over, op, buffers, grid)
     }
 
     /// A variant of a kernel that multiplies matrices of `dtype`.
@@ -169,7 +169,7 @@ impl Compiler<'_> {
         (rows as u32).div_ceil(self.tuning.workgroup / self.tuning.matmul_lanes)
     }
 
-    fn matmul(&mut self, x: Buf, w: Weight, y: Buf, add: bool, head: bool, out: &mut Vec<Step>) -> Result<()> {
+    fn matmul(&mut self, x: Buf, w: Weight, y: Buf, add: bool, over: Over, out: &mut Vec<Step>) -> Result<()> {
         let (xa, ya) = (self.activation(x), self.activation(y));
         let WeightKind::Matrix(whole) = self.plan.weights[w.0].kind else {
             return Err(Error::format("plan", format!("`{}` is no matrix", self.plan.weights[w.0].tensor)));
@@ -182,12 +182,12 @@ impl Compiler<'_> {
             let groups = self.row_groups(window.rows.len());
             let grid: Grid = Box::new(move |pass| [groups, pass.m.div_ceil(ITEMS_A_TILE as u32), 1]);
             let variant = self.multiplier("matmul", whole.dtype);
-            out.push(self.step(variant, head, &op, buffers, grid));
+            out.push(self.step(variant, over, &op, buffers, grid));
         }
         Ok(())
     }
 
-    fn delta_net(&mut self, op: &Op, head: bool, out: &mut Vec<Step>) -> Result<()> {
+    fn delta_net(&mut self, op: &Op, over: Over, out: &mut Vec<Step>) -> Result<()> {
         let Op::DeltaNet { qkv, a, b, rate, dt_bias, y, state, key_heads } = *op else { unreachable!("by the caller") };
         let StateSpec::Delta { heads, key_dim, value_dim } = self.plan.states[state.0] else {
             return Err(wrong_state("a recurrent"));
@@ -198,7 +198,7 @@ impl Compiler<'_> {
         let op = words([heads, key_heads, key_dim, qkv_stride, a_stride, b_stride]);
         let buffers =
             vec![self.read(qkv), self.read(a), self.read(b), self.vector(rate), self.vector(dt_bias), (gates, WRITE)];
-        out.push(self.step(plain("delta_gates"), head, &op, buffers, by_token(heads)));
+        out.push(self.step(plain("delta_gates"), over, &op, buffers, by_token(heads)));
 
         let lanes = self.tuning.delta_lanes;
         let mut variant = self.lanes("delta_net", lanes, "reduce_planes");
@@ -206,12 +206,12 @@ impl Compiler<'_> {
         let op = words([heads, key_heads, value_dim, qkv_stride, self.activation(y).stride]);
         let buffers = vec![self.read(qkv), (gates, READ), self.state_of(state, 0, WRITE), self.write(y)];
         let groups = ((heads * value_dim) as u32).div_ceil(self.tuning.workgroup / lanes);
-        out.push(self.step(variant, head, &op, buffers, Box::new(move |_| [groups, 1, 1])));
+        out.push(self.step(variant, over, &op, buffers, Box::new(move |_| [groups, 1, 1])));
         Ok(())
     }
 
     /// Four kernels over batches of as many tokens as the scratch buffers hold.
-    fn attention(&mut self, op: &Op, head: bool, out: &mut Vec<Step>) -> Result<()> {
+    fn attention(&mut self, op: &Op, over: Over, out: &mut Vec<Step>) -> Result<()> {
         let Op::Attention { q, gate, y, state, heads, scale } = *op else { unreachable!("by the caller") };
         let StateSpec::Kv { heads: kv_heads, dim } = self.plan.states[state.0] else { return Err(wrong_state("a KV")) };
         let (block, blocks, vectors) =
@@ -242,21 +242,21 @@ impl Compiler<'_> {
 
             let grid = move |p: Pass| [(p.pos + p.m).div_ceil(WORKGROUP), heads, tokens(p)];
             let buffers = vec![self.read(q), keys, scores];
-            out.push(self.step(variant("attention_scores"), head, &op, buffers, Box::new(grid)));
+            out.push(self.step(variant("attention_scores"), over, &op, buffers, Box::new(grid)));
 
             let grid = move |p: Pass| [(heads * blocks(p)).div_ceil(WORKGROUP), tokens(p), 1];
-            out.push(self.step(variant("attention_softmax"), head, &op, vec![scores, stats], Box::new(grid)));
+            out.push(self.step(variant("attention_softmax"), over, &op, vec![scores, stats], Box::new(grid)));
 
             let grid = move |p: Pass| [(blocks(p) * vectors).div_ceil(WORKGROUP), heads, tokens(p)];
             let buffers = vec![read(scores), values, sums];
-            out.push(self.step(variant("attention_values"), head, &op, buffers, Box::new(grid)));
+            out.push(self.step(variant("attention_values"), over, &op, buffers, Box::new(grid)));
 
             let grid = move |p: Pass| [(heads * vectors).div_ceil(WORKGROUP), tokens(p), 1];
             let mut combine = variant("attention_combine");
             combine.constants.push(("GATED", u32::from(gate.is_some())));
             let gate = self.read(gate.map_or(q, |g| g.buf));
             let buffers = vec![read(stats), read(sums), gate, self.write(y)];
-            out.push(self.step(combine, head, &op, buffers, Box::new(grid)));
+            out.push(self.step(combine, over, &op, buffers, Box::new(grid)));
         }
         Ok(())
     }
@@ -265,9 +265,27 @@ impl Compiler<'_> {
         let (logits, routed) = (self.activation(moe.logits), self.routed()?);
         let buffers = vec![(logits.id, READ), (routed.choice, WRITE)];
         let op = words([moe.experts, moe.top_k, logits.stride, routed.weights_at, usize::from(moe.renormalise)]);
-        let rank = self.step(plain("router_rank"), false, &op[..3], buffers.clone(), by_token(moe.experts));
+        let rank = self.step(plain("router_rank"), Over::Chunk, &op[..3], buffers.clone(), by_token(moe.experts));
         let grid: Grid = Box::new(|pass| [pass.m.div_ceil(WORKGROUP), 1, 1]);
-        Ok([rank, self.step(plain("router_weights"), false, &op, buffers, grid)])
+        Ok([rank, self.step(plain("router_weights"), Over::Chunk, &op, buffers, grid)])
+    }
+
+    pub(super) fn lookup(&mut self, layer: usize, moe: &Moe) -> Result<Step> {
+        let routed = self.routed()?;
+        let pool = &self.program.pool;
+        let (arenas, slots, slot) = (pool.arenas.len(), pool.slots_an_arena, pool.slot_bytes / 16);
+        let entries = layer * self.plan.most_experts();
+        let op = words([entries, moe.top_k, arenas, slots, slot, routed.places(), layer * routed.record]);
+        let mut variant = plain("expert_lookup");
+        variant.constants.push(("PAIRS", routed.places() as u32));
+        let buffers = vec![
+            (self.program.passes, WRITE),
+            (routed.choice, READ),
+            (routed.table, READ),
+            (routed.work, WRITE),
+            (routed.records, WRITE),
+        ];
+        Ok(self.step(variant, Over::Own, &op, buffers, Box::new(|_| [1, 1, 1])))
     }
 
     pub(super) fn experts(&mut self, moe: &Moe) -> Result<Vec<[Step; 2]>> {
@@ -285,13 +303,13 @@ impl Compiler<'_> {
             let op = [&matrix(&shape.gate, gate)[..], &matrix(&shape.up, up), &op].concat();
             let variant = self.multiplier("expert_gate_up", shape.gate.dtype);
             let grid = self.tiles_grid(shape.gate.rows);
-            let gate_up = self.step(variant, false, &op, common(x.id, routed.inner), grid);
+            let gate_up = self.step(variant, Over::Chunk, &op, common(x.id, routed.inner), grid);
 
             let op = words([shape.down.rows, inner / GROUP, hidden, arena]);
             let op = [&matrix(&shape.down, down)[..], &op].concat();
             let variant = self.multiplier("expert_down", shape.down.dtype);
             let grid = self.tiles_grid(shape.down.rows);
-            let down = self.step(variant, false, &op, common(routed.inner, routed.out), grid);
+            let down = self.step(variant, Over::Chunk, &op, common(routed.inner, routed.out), grid);
             steps.push([gate_up, down]);
         }
         Ok(steps)
@@ -317,7 +335,7 @@ impl Compiler<'_> {
         let out = (routed.out, READ);
         let [shared, gate] = moe.shared.map_or([out; 2], |(x, g)| [self.read(x), self.read(g)]);
         let buffers = vec![(routed.choice, READ), out, shared, gate, self.write(moe.y)];
-        Ok(self.step(variant, false, &op, buffers, by_token(hidden)))
+        Ok(self.step(variant, Over::Chunk, &op, buffers, by_token(hidden)))
     }
 
     fn routed(&self) -> Result<super::program::Routed> {

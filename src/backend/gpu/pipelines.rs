@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::PoisonError;
 
 use super::device::Device;
-use super::program::{Grid, Program, Step, UNIFORM, Usage};
+use super::program::{Grid, Program, Step, Usage};
 use super::shader::Variant;
 
 /// A dispatch that is ready to be encoded.
@@ -21,6 +21,7 @@ pub fn buffers(device: &Device, program: &Program) -> Vec<wgpu::Buffer> {
         let usage = match spec.usage {
             Usage::Storage => U::STORAGE | U::COPY_SRC | U::COPY_DST,
             Usage::Uniform => U::UNIFORM | U::COPY_DST,
+            Usage::Pass => U::UNIFORM | U::STORAGE | U::COPY_DST,
             Usage::Readback => U::MAP_READ | U::COPY_DST,
         };
         let descriptor =
@@ -64,8 +65,12 @@ impl Pipelines<'_> {
         let cache = &self.device.pipelines;
         let (pipeline, layout) = cache.lock().unwrap_or_else(PoisonError::into_inner).get(device, &step);
         let bound = |buffer, offset, size| wgpu::BufferBinding { buffer, offset, size: std::num::NonZero::new(size) };
-        let pass = bound(&self.buffers[self.program.chunk.0], if step.head { UNIFORM } else { 0 }, 8);
         let params = bound(&self.buffers[self.program.params.0], step.params, step.params_len);
+        // A kernel that writes the passes cannot have them bound as uniforms as well.
+        let pass = match step.over.offset() {
+            Some(offset) => bound(&self.buffers[self.program.passes.0], offset, 8),
+            None => params.clone(),
+        };
         let whole = step.buffers.iter().map(|(id, _)| self.buffers[id.0].as_entire_buffer_binding());
         let entries: Vec<_> = [pass, params]
             .into_iter()

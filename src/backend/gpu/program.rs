@@ -33,6 +33,8 @@ pub struct Id(pub usize);
 pub enum Usage {
     Storage,
     Uniform,
+    /// Read by kernels as uniform, and written by one.
+    Pass,
     Readback,
 }
 
@@ -72,14 +74,38 @@ pub struct Pass {
 
 pub type Grid = Box<dyn Fn(Pass) -> [u32; 3] + Send + Sync>;
 
+/// Which tokens a dispatch is over: each has its `m` and `pos` in [`Program::passes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Over {
+    /// Those of the chunk.
+    Chunk,
+    /// The rows of logits.
+    Head,
+    /// Those of the chunk once it waits for experts, none before: see `shaders/expert_lookup.wgsl`.
+    Forecast,
+    /// The kernel finds them itself, in the buffer that the others have bound.
+    Own,
+}
+
+impl Over {
+    /// Where they stand in [`Program::passes`].
+    pub fn offset(self) -> Option<u64> {
+        match self {
+            Over::Chunk => Some(0),
+            Over::Head => Some(UNIFORM),
+            Over::Forecast => Some(2 * UNIFORM),
+            Over::Own => None,
+        }
+    }
+}
+
 /// One dispatch. Bindings: 0 the pass's `m` and `pos`, 1 the operation's parameters, 2… the buffers.
 pub struct Step {
     pub variant: Variant,
     /// Offset of the parameters in [`Program::params`], and their length.
     pub params: u64,
     pub params_len: u64,
-    /// Whether `m` counts rows of logits instead of tokens of the chunk.
-    pub head: bool,
+    pub over: Over,
     /// Buffers and whether the kernel writes them.
     pub buffers: Vec<(Id, bool)>,
     pub grid: Grid,
@@ -89,7 +115,10 @@ pub struct Step {
 pub struct LayerSteps {
     pub mix: Vec<Step>,
     pub foresee: Vec<Step>,
+    /// The same for a pass that was submitted ahead, by layers from the one it waits at.
+    pub forecasts: Vec<Vec<Step>>,
     pub shared: Vec<Step>,
+    pub lookup: Option<Step>,
     /// The experts' gate-up and down dispatches for each arena.
     pub experts: Vec<[Step; 2]>,
     pub combine: Option<Step>,
@@ -116,6 +145,20 @@ pub struct Routed {
     pub out: Id,
     /// First weight in `choice`, in words.
     pub weights_at: usize,
+    /// Slot + 1 of every expert, by layer, 0 for none.
+    pub table: Id,
+    /// What lookups found, see `shaders/expert_lookup.wgsl`: `record` words a layer.
+    pub records: Id,
+    pub record: usize,
+    /// Records, forecasts and logits on their way to the host.
+    pub read_ahead: Id,
+}
+
+impl Routed {
+    /// Pairs that the buffers have room for.
+    pub fn places(&self) -> usize {
+        self.weights_at
+    }
 }
 
 pub struct Program {
@@ -127,11 +170,13 @@ pub struct Program {
     pub checkpoints: Vec<Vec<(Id, Id)>>,
     pub pool: Pool,
     pub routed: Option<Routed>,
-    /// `m` and `pos` of the chunk at 0, of the head at [`UNIFORM`].
-    pub chunk: Id,
+    /// `m` and `pos` of whatever dispatches are over, see [`Over::offset`].
+    pub passes: Id,
     pub params: Id,
     pub params_bytes: Vec<u8>,
     pub read_rows: Id,
+    /// Where forecasts go, by distance; the first is the plan's own buffer.
+    pub foreseen: Vec<Id>,
     /// Bytes that a pass writes when it begins.
     pub begin_bytes: u64,
     pub layers: Vec<LayerSteps>,
@@ -142,21 +187,23 @@ impl Program {
     pub fn new(plan: &Plan, limits: &Limits, tuning: &Tuning) -> Result<Program> {
         let mut c = Compiler::new(plan, limits, tuning)?;
         let mut layers = Vec::new();
-        for layer in &plan.layers {
+        for (i, layer) in plan.layers.iter().enumerate() {
             let mut steps = LayerSteps {
-                mix: c.ops(&layer.mix, false)?,
-                foresee: c.ops(&layer.foresee, false)?,
-                shared: c.ops(&layer.shared, false)?,
+                mix: c.ops(&layer.mix, Over::Chunk)?,
+                foresee: c.ops(&layer.foresee, Over::Chunk)?,
+                forecasts: c.forecasts(&layer.foresee)?,
+                shared: c.ops(&layer.shared, Over::Chunk)?,
                 ..Default::default()
             };
             if let Some(moe) = &layer.moe {
                 steps.mix.extend(c.router(moe)?);
+                steps.lookup = Some(c.lookup(i, moe)?);
                 steps.experts = c.experts(moe)?;
                 steps.combine = Some(c.combine(moe)?);
             }
             layers.push(steps);
         }
-        let head = c.ops(&plan.head, true)?;
+        let head = c.ops(&plan.head, Over::Head)?;
         let mut program = c.program;
         (program.layers, program.head) = (layers, head);
         let params = program.params_bytes.len().max(UNIFORM as usize);
@@ -215,6 +262,8 @@ pub(super) struct Compiler<'a> {
     pub limits: &'a Limits,
     pub tuning: &'a Tuning,
     pub program: Program,
+    /// Which of the buffers for forecasts stands for the plan's.
+    distance: usize,
 }
 
 impl<'a> Compiler<'a> {
@@ -227,16 +276,17 @@ impl<'a> Compiler<'a> {
             checkpoints: Vec::new(),
             pool: Pool::default(),
             routed: None,
-            chunk: Id(0),
+            passes: Id(0),
             params: Id(0),
             params_bytes: Vec::new(),
             read_rows: Id(0),
+            foreseen: Vec::new(),
             begin_bytes: 0,
             layers: Vec::new(),
             head: Vec::new(),
         };
-        let mut c = Compiler { plan, limits, tuning, program };
-        c.program.chunk = c.buffer("pass", 2 * UNIFORM, Usage::Uniform);
+        let mut c = Compiler { plan, limits, tuning, program, distance: 0 };
+        c.program.passes = c.buffer("pass", 3 * UNIFORM, Usage::Pass);
         c.program.params = c.buffer("parameters", 0, Usage::Uniform);
         for (i, spec) in plan.buffers.iter().enumerate() {
             let stride = spec.width.next_multiple_of(GROUP);
@@ -284,7 +334,23 @@ impl<'a> Compiler<'a> {
     }
 
     pub fn activation(&self, buf: Buf) -> Activation {
-        self.program.activations[buf.0]
+        let activation = self.program.activations[buf.0];
+        match self.program.foreseen.get(self.distance) {
+            Some(id) if self.plan.foreseen == Some(buf) => Activation { id: *id, ..activation },
+            _ => activation,
+        }
+    }
+
+    /// A layer's forecasts from each distance, over the tokens that wait.
+    fn forecasts(&mut self, ops: &[Op]) -> Result<Vec<Vec<Step>>> {
+        let distances = if ops.is_empty() { 0 } else { self.program.foreseen.len() };
+        let mut steps = Vec::with_capacity(distances);
+        for distance in 0..distances {
+            self.distance = distance;
+            steps.push(self.ops(ops, Over::Forecast)?);
+        }
+        self.distance = 0;
+        Ok(steps)
     }
 
     /// A matrix becomes windows of rows that each fit one binding.
@@ -346,11 +412,20 @@ impl<'a> Compiler<'a> {
         let places = self.limits.chunk * self.plan.top_k();
         let padded = |width: usize| 4 * (places * width.next_multiple_of(GROUP)) as u64;
         // The list of items ends with what the last, partly filled tile reads beyond them.
-        let work = 16 * (arenas.len() + places) + 4 * (places + ITEMS_A_TILE);
-        let foreseen = self.plan.foreseen.map_or(0, |buf| {
-            let stride = self.activation(buf).stride;
-            (AHEAD * self.limits.chunk * stride * 4) as u64
-        });
+        let work = 16 * (arenas.len() + places) + 4 * places * ITEMS_A_TILE;
+        let layers = self.plan.layers.len();
+        let record = 1 + 2 * places;
+        let forecast = self.plan.foreseen.map_or(0, |buf| (self.limits.chunk * self.activation(buf).stride * 4) as u64);
+        let foreseen = AHEAD as u64 * forecast;
+        let logits = 4 * (self.limits.head_rows * self.activation(self.plan.logits).stride) as u64;
+        if let Some(buf) = self.plan.foreseen {
+            self.program.foreseen.push(self.activation(buf).id);
+            for _ in 1..AHEAD {
+                let id = self.storage("foreseen", forecast);
+                self.program.foreseen.push(id);
+            }
+        }
+        let experts = self.plan.most_experts();
         self.program.routed = Some(Routed {
             choice: self.storage("routing", 8 * places as u64),
             read: self.buffer("routing read back", 8 * places.max(1) as u64 + foreseen, Usage::Readback),
@@ -358,15 +433,19 @@ impl<'a> Compiler<'a> {
             inner: self.storage("expert inner", padded(shape.gate.rows)),
             out: self.storage("expert out", padded(shape.down.rows)),
             weights_at: places,
+            table: self.storage("slot table", 4 * (layers * experts) as u64),
+            records: self.storage("lookups", 4 * (layers * record) as u64),
+            record,
+            read_ahead: self.buffer("read ahead", 4 * (layers * record) as u64 + foreseen + logits, Usage::Readback),
         });
         self.program.pool = Pool { arenas, slots_an_arena, slot_bytes };
         Ok(())
     }
 
-    fn ops(&mut self, ops: &[Op], head: bool) -> Result<Vec<Step>> {
+    fn ops(&mut self, ops: &[Op], over: Over) -> Result<Vec<Step>> {
         let mut steps = Vec::new();
         for op in ops {
-            self.op(op, head, &mut steps)?;
+            self.op(op, over, &mut steps)?;
         }
         Ok(steps)
     }
@@ -383,8 +462,8 @@ impl<'a> Compiler<'a> {
 
     /// Whether an operation's `m` is bounded by the chunk or by the rows of logits is up to the list it stands in; its
     /// buffers must agree.
-    pub fn check_rows(&self, buf: Buf, head: bool) {
-        debug_assert_eq!(matches!(self.activation(buf).rows, Rows::Head), head, "{}", self.plan.buffers[buf.0].name);
+    pub fn check_rows(&self, buf: Buf, over: Over) {
+        debug_assert_eq!(matches!(self.activation(buf).rows, Rows::Head), over == Over::Head, "{}", self.plan.buffers[buf.0].name);
     }
 }
 

@@ -60,7 +60,7 @@ impl Readback {
 }
 
 /// Round trips timed, at most, and the seconds they may take together.
-const TRIALS: usize = 5;
+pub(super) const TRIALS: usize = 5;
 const TRIAL_SECONDS: f64 = 0.25;
 
 impl Gpu {

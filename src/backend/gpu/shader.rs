@@ -27,6 +27,7 @@ const FILES: &[(&str, &str)] = files![
     "delta_net",
     "expert_down",
     "expert_gate_up",
+    "expert_lookup",
     "gated_rms_norm",
     "grid",
     "head_norm_rope",
