@@ -62,16 +62,16 @@ struct Schedule {
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
-    let settings = (1usize..5, 0usize..4, 1usize..4, 0usize..5, 0.0f64..0.9, any::<(bool, bool, bool)>());
+    let settings = (1usize..5, 0usize..4, 1usize..4, 0usize..5, 0.0f64..0.9, any::<(bool, bool, bool)>(), 0usize..7);
     let throttle = (0.0f64..2e-4, 1usize..4, 0.0f64..4e-4, 0u32..60, any::<u64>());
     // 5 layers of 11 experts, of which 3 are chosen.
     (settings, throttle, 3usize..56, prop::collection::vec(1usize..20, 1..4)).prop_map(|(s, t, slots, widths)| {
-        let (reads, guesses, lanes, depth, least_chance, (ready_first, keep, singly)) = s;
+        let (reads, guesses, lanes, depth, least_chance, (ready_first, keep, singly), run_ahead) = s;
         let (latency, flash_lanes, jitter, fail, seed) = t;
         // Failing reads are tried twice, so that one in very few would fail a run now and then.
         let fail_one_in = if fail < 50 { 0 } else { 200 };
         Schedule {
-            settings: Settings { reads, guesses, lanes, depth, least_chance, ready_first, keep, singly },
+            settings: Settings { reads, guesses, lanes, depth, least_chance, ready_first, keep, singly, run_ahead },
             slots,
             throttle: Throttle { latency, lanes: flash_lanes, jitter, fail_one_in, seed, ..Throttle::default() },
             widths,

@@ -14,12 +14,14 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Stop;
 use super::record::Recorder;
-use crate::backend::{Backend, Place, Routing};
+use crate::backend::{AheadCosts, Backend, Looked, Place, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::les::spans::{Awaited, Outcome, What};
-use crate::les::{Action, Counts, Event, Forecast, HotList, Key, Load, Origin, Pool, Scheduler, Settings, Shape};
+use crate::les::{
+    Action, Counts, Event, Forecast, HotList, Key, Load, Origin, Pool, RunAhead, Scheduler, Settings, Shape,
+};
 use crate::pack::Pack;
 
 /// Seconds without a single answer after which flash is taken for dead.
@@ -62,12 +64,14 @@ pub(super) struct Experts {
     pieces: usize,
     load: Load,
     pub recorder: Option<Recorder>,
+    /// Of prefill, and of one token; None where the backend does not run ahead.
+    run_ahead: Option<[RunAhead; 2]>,
     pub bytes: Bytecounts,
     pub waits: Waits,
 }
 
 impl Experts {
-    pub fn new(pack: Rc<Pack>, scheduler: Scheduler) -> Experts {
+    pub fn new(pack: Rc<Pack>, scheduler: Scheduler, costs: Option<AheadCosts>) -> Experts {
         Experts {
             pack,
             scheduler,
@@ -79,6 +83,7 @@ impl Experts {
             pieces: 1,
             load: Load::default(),
             recorder: None,
+            run_ahead: costs.map(|costs| [RunAhead::new(costs), RunAhead::new(costs)]),
             bytes: Bytecounts::default(),
             waits: Waits::default(),
         }
@@ -127,6 +132,11 @@ impl Experts {
             Origin::Embedding => self.scheduler.wants(None),
         };
         wants.start as usize..wants.end as usize
+    }
+
+    /// Layers that forecasts are made for at most.
+    pub fn looks_ahead(&self) -> usize {
+        self.scheduler.wants(None).len()
     }
 
     /// A pass over `rows` tokens begins.
@@ -195,8 +205,29 @@ impl Experts {
 
     /// A layer's routing is known: begins to read what it lacks.
     pub fn routed(&mut self, layer: usize, routing: &Routing) {
+        self.chosen(Event::Routed { layer: layer as u32, ids: &routing.ids });
+    }
+
+    /// The same of layers that were submitted together.
+    pub fn came(&mut self, first: usize, layers: &[Looked], decodes: bool) {
+        for (layer, looked) in (first as u32..).zip(layers).filter(|(_, looked)| looked.top_k > 0) {
+            self.chosen(Event::Ran { layer, ids: &looked.ids, ran: &looked.ran });
+        }
+        let whole = self.scheduler.layer_done();
+        if let Some(run_ahead) = &mut self.run_ahead {
+            run_ahead[usize::from(decodes)].came(layers.len(), whole);
+        }
+    }
+
+    /// How many of the layers that are left to submit at once, where the backend runs ahead; None to go layer by layer.
+    pub fn submits(&self, left: usize, decodes: bool) -> Option<usize> {
+        let most = left.min(self.scheduler.run_ahead());
+        self.run_ahead.as_ref().filter(|_| most > 0).map(|kinds| kinds[usize::from(decodes)].layers(most))
+    }
+
+    fn chosen(&mut self, event: Event) {
         self.take_up();
-        self.scheduler.on(Event::Routed { layer: layer as u32, ids: &routing.ids });
+        self.scheduler.on(event);
         while let Some(Action::Read { key, demand }) = self.scheduler.next_read() {
             self.read(key, demand);
         }

@@ -277,7 +277,7 @@ impl Engine {
         backend.reset()?;
         let limits = backend.limits();
         Ok(Engine {
-            experts: Experts::new(pack.clone(), scheduler(backend.as_ref())),
+            experts: Experts::new(pack.clone(), scheduler(backend.as_ref()), None),
             ledger,
             sequence: Vec::with_capacity(limits.context),
             checkpoints: Checkpoints::new(limits.checkpoints),
@@ -293,10 +293,20 @@ impl Engine {
         })
     }
 
-    /// Empties the pool and counts from nothing, as if the engine had just been made.
-    fn forget_experts(&mut self) {
-        self.experts = Experts::new(self.pack.clone(), scheduler(self.backend.as_ref()));
-        self.counters = Counters::default();
+    /// Empties the pool and counts from nothing, as if the engine had just been made. What running ahead costs is measured
+    /// now that every kernel has run.
+    async fn forget_experts(&mut self) -> Result<()> {
+        let costs = match self.backend.run_ahead() {
+            Some(backend) => {
+                let costs = backend.costs().await?;
+                backend.clear_slots()?;
+                Some(costs)
+            }
+            None => None,
+        };
+        self.experts = Experts::new(self.pack.clone(), scheduler(self.backend.as_ref()), costs);
+        self.counters = Counters { traffic: self.backend.traffic(), ..Counters::default() };
+        self.reset()
     }
 }
 
@@ -314,8 +324,8 @@ async fn tested(made: Result<Engine>, options: &Options, tolerance: Tolerance) -
     let pack = engine.pack.clone();
     if let Some(test) = pack.manifest().self_test.as_ref().filter(|_| options.self_test) {
         engine.self_test(test, tolerance).await?;
-        engine.forget_experts();
     }
+    engine.forget_experts().await?;
     Ok(engine)
 }
 

@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 use futures_util::future::LocalBoxFuture;
 use futures_util::task::AtomicWaker;
 
-use crate::backend::{Backend, Info};
+use crate::backend::{Backend, Info, Traffic};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::les::spans::{Awaited, What};
@@ -104,6 +104,8 @@ pub struct Counters {
     pub guess_bytes: u64,
     pub experts: Counts,
     pub waits: Waits,
+    /// Of the backend.
+    pub traffic: Traffic,
 }
 
 impl Counters {
@@ -128,6 +130,7 @@ pub struct Engine {
     pause: Option<Pause>,
     /// What [`record`](Engine::record) keeps.
     recording: Option<Rc<RefCell<Vec<Pass>>>>,
+    /// Tokens so far, and what the backend had been asked for before.
     counters: Counters,
     notices: Vec<String>,
 }
@@ -176,7 +179,12 @@ impl Engine {
 
     pub fn counters(&self) -> Counters {
         let (bytes, waits, experts) = (self.experts.bytes, self.experts.waits, self.experts.counts());
-        Counters { demand_bytes: bytes.demand, guess_bytes: bytes.guess, experts, waits, ..self.counters }
+        let (now, before) = (self.backend.traffic(), self.counters.traffic);
+        let traffic = Traffic {
+            submissions: now.submissions - before.submissions,
+            readbacks: now.readbacks - before.readbacks,
+        };
+        Counters { demand_bytes: bytes.demand, guess_bytes: bytes.guess, experts, waits, traffic, ..self.counters }
     }
 
     /// How often forecasts of a layer were right.
@@ -297,9 +305,11 @@ impl Engine {
                 Want::Last if i + 1 == count => tokens.len() - 1..tokens.len(),
                 _ => 0..0,
             };
-            self.pass(tokens, probe.as_deref_mut()).await?;
+            let known = self.pass(tokens, rows.clone(), probe.as_deref_mut()).await?;
             if let Some(probe) = probe.as_deref_mut() {
                 self.probe_head(rows.clone(), &mut logits, probe).await?;
+            } else if let Some(known) = known {
+                logits.extend(known);
             } else if !rows.is_empty() {
                 let start = self.experts.time();
                 logits.extend(self.backend.logits(rows).await?);
@@ -312,8 +322,13 @@ impl Engine {
         Ok(logits)
     }
 
-    /// One chunk through all layers.
-    async fn pass(&mut self, tokens: &[u32], mut probe: Option<&mut Probe>) -> Result<()> {
+    /// One chunk through all layers. Logits of `rows` come with it where they were at hand.
+    async fn pass(
+        &mut self,
+        tokens: &[u32],
+        rows: Range<usize>,
+        mut probe: Option<&mut Probe>,
+    ) -> Result<Option<Vec<f32>>> {
         self.stop.check()?;
         let embeddings = self.pack.embedding_rows(tokens).await?;
         self.backend.settle().await?;
@@ -327,33 +342,46 @@ impl Engine {
             self.experts.look_ahead(self.backend.as_mut()).await?;
         }
         let layers = self.backend.plan().layers.len();
-        for layer in 0..layers {
+        let decodes = tokens.len() == 1;
+        let (mut layer, mut logits) = (0, None);
+        while layer < layers {
             if let Some(pause) = &self.pause {
                 pause().await;
             }
             self.stop.check()?;
-            let origin = Origin::Layer(layer as u32);
-            let start = clock::now();
-            let routing = self.backend.mix(layer, self.ahead(origin)).await?;
-            self.experts.waits.routing += clock::now() - start;
-            self.mixed(layer as u32, &routing.ids, start);
-            if routing.top_k > 0 {
-                self.experts.routed(layer, &routing);
-                self.foresee(origin).await?;
-                self.experts.run(layer, self.backend.as_mut(), &self.stop).await?;
-            }
-            let start = self.experts.time();
-            self.backend.finish_layer(layer)?;
-            self.experts.span(What::Finish { layer: layer as u32 }, start);
-            if let Some(probe) = probe.as_deref_mut() {
-                if layer + 1 < layers {
-                    append(&mut probe.hidden, layer + 1, self.backend.residual().await?);
+            match self.experts.submits(layers - layer, decodes).filter(|_| probe.is_none()) {
+                Some(count) => {
+                    (layer, logits) = self.layers_ahead(layer..layer + count, rows.clone(), decodes).await?;
                 }
-                append(&mut probe.ids, layer, routing.ids);
-                append(&mut probe.weights, layer, routing.weights);
+                None => {
+                    self.layer(layer, probe.as_deref_mut()).await?;
+                    layer += 1;
+                }
             }
         }
         self.experts.end();
+        Ok(logits)
+    }
+
+    async fn layer(&mut self, layer: usize, probe: Option<&mut Probe>) -> Result<()> {
+        let origin = Origin::Layer(layer as u32);
+        let start = clock::now();
+        let routing = self.backend.mix(layer, self.ahead(origin)).await?;
+        self.experts.waits.routing += clock::now() - start;
+        self.mixed(layer as u32, &routing.ids, start);
+        if routing.top_k > 0 {
+            self.experts.routed(layer, &routing);
+            self.foresee(origin).await?;
+            self.experts.run(layer, self.backend.as_mut(), &self.stop).await?;
+        }
+        self.finish_layer(layer)?;
+        if let Some(probe) = probe {
+            if layer + 1 < self.plan().layers.len() {
+                append(&mut probe.hidden, layer + 1, self.backend.residual().await?);
+            }
+            append(&mut probe.ids, layer, routing.ids);
+            append(&mut probe.weights, layer, routing.weights);
+        }
         Ok(())
     }
 
@@ -363,6 +391,44 @@ impl Engine {
         let what = if self.backend.works_while_called() { What::Mix { layer } } else { waited };
         self.experts.recorder.iter_mut().for_each(|r| r.routed(ids));
         self.experts.span(what, start);
+    }
+
+    fn finish_layer(&mut self, layer: usize) -> Result<()> {
+        let start = self.experts.time();
+        self.backend.finish_layer(layer)?;
+        self.experts.span(What::Finish { layer: layer as u32 }, start);
+        Ok(())
+    }
+
+    /// Layers submitted together, as far as they come. Returns where to go on, and logits of `rows` if that is the end.
+    async fn layers_ahead(
+        &mut self,
+        layers: Range<usize>,
+        rows: Range<usize>,
+        decodes: bool,
+    ) -> Result<(usize, Option<Vec<f32>>)> {
+        let Some(backend) = self.backend.run_ahead() else {
+            return Err(Error::Request("this backend does not run ahead".to_owned()));
+        };
+        let (first, last) = (layers.start, layers.end - 1);
+        let foresee = self.experts.recorder.as_ref().map_or(0, |r| r.depth).max(self.experts.looks_ahead());
+        let start = clock::now();
+        let came = backend.run(layers, foresee, rows).await?;
+        self.experts.waits.routing += clock::now() - start;
+        let next = first + came.layers.len();
+        let stopped = came.layers.last().is_some_and(|last| last.ran.contains(&false));
+        for looked in &came.layers {
+            self.experts.recorder.iter_mut().for_each(|r| r.routed(&looked.ids));
+        }
+        let waited = if stopped { next - 1 } else { last };
+        self.experts.span(What::Stall { layer: waited as u32, of: Awaited::Results }, start);
+        self.experts.came(first, &came.layers, decodes);
+        if stopped {
+            self.experts.predicted(Origin::Layer(next as u32 - 1), next, &came.foreseen);
+            self.experts.run(next - 1, self.backend.as_mut(), &self.stop).await?;
+            self.finish_layer(next - 1)?;
+        }
+        Ok((next, came.logits))
     }
 
     /// Layers to forecast from a state.

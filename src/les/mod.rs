@@ -12,6 +12,7 @@
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
 //! - [`Scheduler`]: what to do next.
 //! - [`HotList`]: what is worth having in the pool at the beginning of the next visit.
+//! - [`RunAhead`]: how many layers are submitted before their routing is known.
 //! - [`FlashModel`]: how long reads take.
 //! - [`trace`], [`spans`], [`replay`], [`simulate`]: what passes went through and when, what other policies would have
 //!   read, and what the scheduler would make of it on another machine.
@@ -25,6 +26,7 @@ mod hot;
 mod pool;
 pub mod profile;
 pub mod replay;
+mod run_ahead;
 mod scheduler;
 pub mod simulate;
 pub mod spans;
@@ -35,6 +37,7 @@ pub use device::{FlashModel, FlashSpeed, Load};
 pub use forecast::{Forecast, Origin, Recall};
 pub use hot::{Frequencies, HotList};
 pub use pool::{Policy, Pool};
+pub use run_ahead::RunAhead;
 pub use scheduler::{Action, Counts, Event, Scheduler, Settings};
 
 /// An expert of a layer.

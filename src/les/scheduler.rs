@@ -34,6 +34,9 @@ pub struct Settings {
     pub keep: bool,
     /// One expert an action, for backends whose kernels run while the caller waits, so that it can see to reads between.
     pub singly: bool,
+    /// Layers submitted before their routing is known, at most, where the backend can look slots up itself. Without
+    /// `ready_first` and `keep` none are.
+    pub run_ahead: usize,
 }
 
 impl Default for Settings {
@@ -47,6 +50,7 @@ impl Default for Settings {
             ready_first: true,
             keep: true,
             singly: false,
+            run_ahead: usize::MAX,
         }
     }
 }
@@ -59,6 +63,8 @@ pub enum Event<'a> {
     Predicted { origin: Origin, layer: u32, scores: &'a [f32] },
     /// A layer's choice, `ids[row · top_k + rank]`.
     Routed { layer: u32, ids: &'a [u32] },
+    /// The same where some of it has run already, `ran[row · top_k + rank]`: all of an expert or nothing.
+    Ran { layer: u32, ids: &'a [u32], ran: &'a [bool] },
     /// A read has brought an expert's bytes.
     Arrived { key: Key },
     /// A read has failed.
@@ -252,6 +258,11 @@ impl Scheduler {
         next..(next + self.settings.depth as u32).min(self.shape.layers as u32).max(next)
     }
 
+    /// Layers that may be submitted before their routing is known.
+    pub fn run_ahead(&self) -> usize {
+        if self.settings.ready_first && self.settings.keep { self.settings.run_ahead } else { 0 }
+    }
+
     /// Whether the layer that was routed last has run all it needs.
     pub fn layer_done(&self) -> bool {
         self.left == 0
@@ -266,7 +277,8 @@ impl Scheduler {
         match event {
             Event::Begin { rows } => self.begin(rows),
             Event::Predicted { origin, layer, scores } => self.forecast.predicted(origin, layer, scores),
-            Event::Routed { layer, ids } => self.routed(layer, ids),
+            Event::Routed { layer, ids } => self.routed(layer, ids, &[]),
+            Event::Ran { layer, ids, ran } => self.routed(layer, ids, ran),
             Event::Arrived { key } => self.arrived(key),
             Event::Failed { key } => self.failed(key),
             Event::Cancelled { key } => self.cancelled(key),
@@ -304,7 +316,7 @@ impl Scheduler {
         self.layer = None;
     }
 
-    fn routed(&mut self, layer: u32, ids: &[u32]) {
+    fn routed(&mut self, layer: u32, ids: &[u32], ran: &[bool]) {
         self.end_layer();
         if !self.settings.keep {
             self.forget_layer(layer);
@@ -316,7 +328,8 @@ impl Scheduler {
             let at = &mut self.work_of[expert as usize];
             if *at == NONE {
                 *at = self.work.len() as u16;
-                self.work.push(Work { expert, pairs: Vec::with_capacity(1), run: false });
+                let run = ran.get(i).is_some_and(|ran| *ran);
+                self.work.push(Work { expert, pairs: Vec::with_capacity(1), run });
             }
             let pair = ((i / top_k) as u32, (i % top_k) as u32);
             self.work[usize::from(*at)].pairs.push(pair);
@@ -327,7 +340,12 @@ impl Scheduler {
             self.pool.used(key, self.work[at].pairs.len());
             self.frequencies.used(key, self.work[at].pairs.len());
             self.counts.guesses_used += u64::from(self.guessed.contains(&key));
-            self.need(key, at as u16);
+            if self.work[at].run {
+                self.counts.hits += 1;
+                self.left -= 1;
+            } else {
+                self.need(key, at as u16);
+            }
         }
     }
 
