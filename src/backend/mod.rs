@@ -77,6 +77,9 @@ pub struct AheadCosts {
 /// A layer that chooses an expert without a slot stops the pass once its other experts have run. The host reads and runs
 /// what is missing, calls [`finish_layer`](Backend::finish_layer) and goes on after it.
 pub trait RunAhead {
+    /// Tokens that a pass may have at most.
+    fn most_rows(&self) -> usize;
+
     /// Runs some layers of a pass that was begun, as far as the experts they choose have slots, with forecasts for up to
     /// `foresee` layers after the one that stops, and logits of `rows` after the last. An empty `rows` asks for none.
     fn run(&mut self, layers: Range<usize>, foresee: usize, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Ahead>>;

@@ -180,10 +180,8 @@ impl Engine {
     pub fn counters(&self) -> Counters {
         let (bytes, waits, experts) = (self.experts.bytes, self.experts.waits, self.experts.counts());
         let (now, before) = (self.backend.traffic(), self.counters.traffic);
-        let traffic = Traffic {
-            submissions: now.submissions - before.submissions,
-            readbacks: now.readbacks - before.readbacks,
-        };
+        let traffic =
+            Traffic { submissions: now.submissions - before.submissions, readbacks: now.readbacks - before.readbacks };
         Counters { demand_bytes: bytes.demand, guess_bytes: bytes.guess, experts, waits, traffic, ..self.counters }
     }
 
@@ -343,13 +341,14 @@ impl Engine {
         }
         let layers = self.backend.plan().layers.len();
         let decodes = tokens.len() == 1;
+        let runs_ahead = probe.is_none() && self.backend.run_ahead().is_some_and(|b| tokens.len() <= b.most_rows());
         let (mut layer, mut logits) = (0, None);
         while layer < layers {
             if let Some(pause) = &self.pause {
                 pause().await;
             }
             self.stop.check()?;
-            match self.experts.submits(layers - layer, decodes).filter(|_| probe.is_none()) {
+            match self.experts.submits(layers - layer, decodes).filter(|_| runs_ahead) {
                 Some(count) => {
                     (layer, logits) = self.layers_ahead(layer..layer + count, rows.clone(), decodes).await?;
                 }

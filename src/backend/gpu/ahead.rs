@@ -104,6 +104,9 @@ impl Gpu {
         let Some(routed) = self.program.routed else {
             return Err(Error::Gpu("a model without experts is not run ahead".to_owned()));
         };
+        if self.pass.m as usize > routed.rows_ahead {
+            return Err(Error::Gpu(format!("{} tokens are more than run ahead, {}", self.pass.m, routed.rows_ahead)));
+        }
         self.device.check()?;
         let foresee = if self.program.foreseen.is_empty() { 0 } else { foresee.min(AHEAD) };
         let ends = layers.end == self.layers.len() && !rows.is_empty() && rows.len() <= self.limits.head_rows;
@@ -175,7 +178,7 @@ impl Gpu {
     fn looked(&self, moe: &Moe, routed: Routed, record: &[u8]) -> Result<Looked> {
         let words: Vec<u32> = bytemuck::pod_collect_to_vec(record);
         let pairs = self.pass.m as usize * moe.top_k;
-        let (ids, slots) = (&words[1..][..pairs], &words[1 + routed.places()..][..pairs]);
+        let (ids, slots) = (&words[1..][..pairs], &words[1 + routed.pairs_ahead..][..pairs]);
         let ran: Vec<bool> = slots.iter().map(|slot| *slot > 0).collect();
         if let Some(id) = ids.iter().find(|id| **id as usize >= moe.experts) {
             return Err(Error::Gpu(format!("the router chose expert {id} of {}", moe.experts)));
@@ -222,6 +225,10 @@ impl Gpu {
 }
 
 impl RunAhead for Gpu {
+    fn most_rows(&self) -> usize {
+        self.program.routed.map_or(0, |routed| routed.rows_ahead)
+    }
+
     fn run(&mut self, layers: Range<usize>, foresee: usize, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Ahead>> {
         self.run_layers(layers, foresee, rows).boxed_local()
     }

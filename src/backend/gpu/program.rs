@@ -24,6 +24,8 @@ const UPLOADS_QUEUED: usize = 16;
 const UPLOADS_AT_LEAST: usize = 256 << 10;
 /// Layers whose foreseen scores come back together with a layer's routing.
 pub const AHEAD: usize = 4;
+/// (row, rank) pairs that one workgroup looks up: it compares each with each, and wide passes have little to gain.
+const PAIRS_LOOKED_UP: usize = 256;
 
 /// A buffer of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -145,6 +147,9 @@ pub struct Routed {
     pub out: Id,
     /// First weight in `choice`, in words.
     pub weights_at: usize,
+    /// Rows that a pass may have for the GPU to look its experts up, and their pairs.
+    pub rows_ahead: usize,
+    pub pairs_ahead: usize,
     /// Slot + 1 of every expert, by layer, 0 for none.
     pub table: Id,
     /// What lookups found, see `shaders/expert_lookup.wgsl`: `record` words a layer.
@@ -152,13 +157,6 @@ pub struct Routed {
     pub record: usize,
     /// Records, forecasts and logits on their way to the host.
     pub read_ahead: Id,
-}
-
-impl Routed {
-    /// Pairs that the buffers have room for.
-    pub fn places(&self) -> usize {
-        self.weights_at
-    }
 }
 
 pub struct Program {
@@ -414,29 +412,38 @@ impl<'a> Compiler<'a> {
         // The list of items ends with what the last, partly filled tile reads beyond them.
         let work = 16 * (arenas.len() + places) + 4 * places * ITEMS_A_TILE;
         let layers = self.plan.layers.len();
-        let record = 1 + 2 * places;
-        let forecast = self.plan.foreseen.map_or(0, |buf| (self.limits.chunk * self.activation(buf).stride * 4) as u64);
-        let foreseen = AHEAD as u64 * forecast;
+        let rows_ahead = (PAIRS_LOOKED_UP / self.plan.top_k().max(1)).clamp(1, self.limits.chunk);
+        let pairs_ahead = rows_ahead * self.plan.top_k();
+        let record = 1 + 2 * pairs_ahead;
+        let forecast = self.plan.foreseen.map_or(0, |buf| 4 * self.activation(buf).stride as u64);
+        let foreseen = |rows: usize| AHEAD as u64 * rows as u64 * forecast;
         let logits = 4 * (self.limits.head_rows * self.activation(self.plan.logits).stride) as u64;
         if let Some(buf) = self.plan.foreseen {
             self.program.foreseen.push(self.activation(buf).id);
             for _ in 1..AHEAD {
-                let id = self.storage("foreseen", forecast);
+                let id = self.storage("foreseen", rows_ahead as u64 * forecast);
                 self.program.foreseen.push(id);
             }
         }
         let experts = self.plan.most_experts();
+        let records = 4 * (layers * record) as u64;
         self.program.routed = Some(Routed {
             choice: self.storage("routing", 8 * places as u64),
-            read: self.buffer("routing read back", 8 * places.max(1) as u64 + foreseen, Usage::Readback),
+            read: self.buffer(
+                "routing read back",
+                8 * places.max(1) as u64 + foreseen(self.limits.chunk),
+                Usage::Readback,
+            ),
             work: self.storage("expert work list", work.next_multiple_of(16) as u64),
             inner: self.storage("expert inner", padded(shape.gate.rows)),
             out: self.storage("expert out", padded(shape.down.rows)),
             weights_at: places,
+            rows_ahead,
+            pairs_ahead,
             table: self.storage("slot table", 4 * (layers * experts) as u64),
-            records: self.storage("lookups", 4 * (layers * record) as u64),
+            records: self.storage("lookups", records),
             record,
-            read_ahead: self.buffer("read ahead", 4 * (layers * record) as u64 + foreseen + logits, Usage::Readback),
+            read_ahead: self.buffer("read ahead", records + foreseen(rows_ahead) + logits, Usage::Readback),
         });
         self.program.pool = Pool { arenas, slots_an_arena, slot_bytes };
         Ok(())
@@ -463,7 +470,12 @@ impl<'a> Compiler<'a> {
     /// Whether an operation's `m` is bounded by the chunk or by the rows of logits is up to the list it stands in; its
     /// buffers must agree.
     pub fn check_rows(&self, buf: Buf, over: Over) {
-        debug_assert_eq!(matches!(self.activation(buf).rows, Rows::Head), over == Over::Head, "{}", self.plan.buffers[buf.0].name);
+        debug_assert_eq!(
+            matches!(self.activation(buf).rows, Rows::Head),
+            over == Over::Head,
+            "{}",
+            self.plan.buffers[buf.0].name
+        );
     }
 }
 

@@ -186,7 +186,7 @@ fn errors_of_the_gpu_are_reported() {
     let case = small_case();
     let device = block_on(Device::request(false)).unwrap();
     let mut gpu = block_on(Gpu::on(device, case.plan.clone(), case.limits)).unwrap();
-    let id = gpu.program.chunk;
+    let id = gpu.program.passes;
     gpu.upload(id, 1 << 20, &[0; 4]);
     assert!(matches!(gpu.reset(), Err(Error::Gpu(_))));
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::backend::{Routing, WorkItem};
+use crate::backend::{Place, Routing, WorkItem};
 use crate::flash::Bytes;
 use crate::model::plan::{ExpertShape, Moe};
 
@@ -75,7 +75,8 @@ pub(super) fn run_layer(
         let mut places: Vec<u32> = (0..slots as u32).collect();
         shuffle(&mut places, random);
         for (expert, slot) in wave.iter().zip(&places) {
-            backend.write_slot(*slot as usize, &moe.experts[*expert as usize]).unwrap();
+            let place = Place { layer: 0, expert: *expert as usize };
+            backend.write_slot(*slot as usize, place, &moe.experts[*expert as usize]).unwrap();
         }
         let mut items: Vec<WorkItem> = Vec::new();
         for (i, id) in routing.ids.iter().enumerate() {
@@ -188,7 +189,7 @@ fn submissions_of_a_layer() {
     let moe = moe_case(1, shape);
     let Some(mut gpu) = gpu(Tuning::new(true), &moe.case) else { return };
     for (slot, expert) in moe.experts.iter().enumerate() {
-        gpu.write_slot(slot, expert).unwrap();
+        gpu.write_slot(slot, Place { layer: 0, expert: slot }, expert).unwrap();
     }
     gpu.begin(0, &[0.5; 32]).unwrap();
     let layer = |gpu: &mut Gpu| {

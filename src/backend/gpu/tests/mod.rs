@@ -1,6 +1,7 @@
 //! Every kernel against its twin on the CPU backend, over shapes that are no multiple of anything; the same bits whatever
 //! the batches, the slots, the waves and the windows; and what the backend promises about memory, commands and errors.
 
+mod ahead;
 mod backend;
 mod experts;
 mod f16;

@@ -5,14 +5,14 @@ use std::collections::HashSet;
 use serde_json::json;
 
 use super::*;
-use crate::backend::WorkItem;
+use crate::backend::{Place, Routing, WorkItem};
 use crate::error::Result;
 use crate::flash::Bytes;
 use crate::model::{Stored, Tensors, plan_for};
 
-const HIDDEN: usize = 72;
-const EXPERTS: usize = 10;
-const TOP_K: usize = 3;
+pub(super) const HIDDEN: usize = 72;
+pub(super) const EXPERTS: usize = 10;
+pub(super) const TOP_K: usize = 3;
 const VOCAB: usize = 150;
 const KEYS: usize = 3 * 12;
 const VALUES: usize = 6 * 20;
@@ -70,13 +70,13 @@ fn random_matrix(layout: Layout, random: &mut Random) -> Vec<u8> {
     encode(&layout, "matrix", &values).unwrap()
 }
 
-struct Model {
-    case: Case,
+pub(super) struct Model {
+    pub(super) case: Case,
     /// Extents by layer and expert.
-    experts: Vec<Vec<Bytes>>,
+    pub(super) experts: Vec<Vec<Bytes>>,
 }
 
-fn model(dtype: DType, limits: Limits) -> Model {
+pub(super) fn model(dtype: DType, limits: Limits) -> Model {
     let plan = model_plan(dtype);
     let mut random = Random::new(3);
     let weight = |kind, random: &mut Random| match kind {
@@ -96,27 +96,38 @@ fn model(dtype: DType, limits: Limits) -> Model {
     Model { case: Case { plan, limits, weights }, experts }
 }
 
-/// Logits of every token, and the experts chosen, with the experts of a layer run in waves of as many as there are slots.
-fn forward(backend: &mut impl Backend, model: &Model, embeddings: &[f32], chunk: usize) -> (Vec<f32>, Vec<u32>) {
+/// Runs a layer's experts, in waves of as many as there are slots, and finishes it.
+pub(super) fn run_all(backend: &mut impl Backend, model: &Model, layer: usize, routing: &Routing) {
+    let needed: Vec<u32> = routing.ids.iter().copied().collect::<HashSet<_>>().into_iter().collect();
+    for wave in needed.chunks(model.case.limits.slots) {
+        for (slot, expert) in wave.iter().enumerate() {
+            let place = Place { layer, expert: *expert as usize };
+            backend.write_slot(slot, place, &model.experts[layer][place.expert]).unwrap();
+        }
+        let item = |(i, id): (usize, &u32)| {
+            let slot = wave.iter().position(|w| w == id)? as u32;
+            Some(WorkItem { row: (i / TOP_K) as u32, rank: (i % TOP_K) as u32, slot })
+        };
+        let items: Vec<WorkItem> = routing.ids.iter().enumerate().filter_map(item).collect();
+        backend.run_experts(layer, &items).unwrap();
+    }
+    backend.finish_layer(layer).unwrap();
+}
+
+/// Logits of every token, and the experts chosen.
+pub(super) fn forward(
+    backend: &mut impl Backend,
+    model: &Model,
+    embeddings: &[f32],
+    chunk: usize,
+) -> (Vec<f32>, Vec<u32>) {
     let (mut pos, mut logits, mut ids) = (0, Vec::new(), Vec::new());
     backend.reset().unwrap();
     for rows in embeddings.chunks(chunk * HIDDEN) {
         backend.begin(pos, rows).unwrap();
         for layer in 0..model.experts.len() {
             let routing = block_on(backend.mix(layer, 0..0)).unwrap();
-            let needed: Vec<u32> = routing.ids.iter().copied().collect::<HashSet<_>>().into_iter().collect();
-            for wave in needed.chunks(model.case.limits.slots) {
-                for (slot, expert) in wave.iter().enumerate() {
-                    backend.write_slot(slot, &model.experts[layer][*expert as usize]).unwrap();
-                }
-                let item = |(i, id): (usize, &u32)| {
-                    let slot = wave.iter().position(|w| w == id)? as u32;
-                    Some(WorkItem { row: (i / TOP_K) as u32, rank: (i % TOP_K) as u32, slot })
-                };
-                let items: Vec<WorkItem> = routing.ids.iter().enumerate().filter_map(item).collect();
-                backend.run_experts(layer, &items).unwrap();
-            }
-            backend.finish_layer(layer).unwrap();
+            run_all(backend, model, layer, &routing);
             ids.extend(routing.ids);
         }
         let m = rows.len() / HIDDEN;
