@@ -1,6 +1,6 @@
 // Looks a layer's choice up in the slot table and lists the work whose experts have slots, tiled as in work.wgsl. Where
-// one has none the pass stops here: it has no tokens left, so that what was submitted after it does nothing, and the
-// forecasts that only a stopped pass needs have its tokens instead. One workgroup.
+// one has none the pass stops here: it has no tokens left, so that what was submitted after it does nothing. Forecasts
+// have the pass's tokens there, or in the last layer that was submitted, and none anywhere else. One workgroup.
 
 struct Op {
     // The layer's first entry in the table.
@@ -14,12 +14,15 @@ struct Op {
     places: u32,
     // Place of the layer's record: what became of it, the ids, and their slots.
     record: u32,
+    layer: u32,
 }
 
 // Places of `m`, each followed by `pos`, in `passes`.
 const CHUNK = 0u;
 const HEAD = 64u;
 const FORECAST = 128u;
+// Place of the last layer that was submitted.
+const LAST = 2u;
 
 const SKIPPED = 0u;
 const COMPLETE = 1u;
@@ -97,7 +100,7 @@ fn main(@builtin(local_invocation_index) local: u32) {
     if (local == 0u) {
         let stopped = pairs > 0u && atomicLoad(&missing) != 0u;
         records[op.record] = select(select(COMPLETE, STOPPED, stopped), SKIPPED, pairs == 0u);
-        passes[FORECAST] = select(0u, tokens, stopped);
+        passes[FORECAST] = select(0u, tokens, stopped || op.layer == passes[LAST]);
         passes[FORECAST + 1u] = passes[CHUNK + 1u];
         if (stopped) {
             passes[CHUNK] = 0u;

@@ -125,6 +125,31 @@ fn gpu_is_bit_identical_under_random_schedules() {
     same_bits_under_random_schedules(BackendChoice::Gpu, 4);
 }
 
+/// With every expert in a slot, a token's choices and logits come back as one. What is missing costs one more for each
+/// layer that lacks it.
+#[test]
+fn a_token_costs_one_readback_where_nothing_is_missing() {
+    let Some(mut engine) = load_gpu() else {
+        eprintln!("GPU test skipped: there is no GPU");
+        return;
+    };
+    let passes = |engine: &mut Engine| {
+        engine.reset().unwrap();
+        let before = engine.counters();
+        for token in tokens(16) {
+            pollster::block_on(engine.forward(&[token], Want::Last, None)).unwrap();
+        }
+        let now = engine.counters();
+        (now.traffic.readbacks - before.traffic.readbacks, now.experts.missed() - before.experts.missed())
+    };
+    let (readbacks, missed) = passes(&mut engine);
+    assert!(missed > 0 && readbacks > 16, "{readbacks}, {missed} missed");
+    assert_eq!(passes(&mut engine), (16, 0));
+    // Going layer by layer it is one for each of five layers and one for the logits.
+    engine.set_scheduling(Settings { run_ahead: 0, ..engine.scheduling() });
+    assert_eq!(passes(&mut engine), (16 * 6, 0));
+}
+
 fn load_gpu() -> Option<Engine> {
     let options = Options { backend: BackendChoice::Gpu, ..Options::default() };
     common::load(golden_pack(), &options).ok()

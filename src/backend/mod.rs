@@ -57,7 +57,7 @@ pub struct Looked {
 pub struct Ahead {
     /// The layers that were reached. All are finished, but the last if not all it chose has run.
     pub layers: Vec<Looked>,
-    /// Where the last one is not finished: scores for the layers after it, as from [`Backend::foresee`].
+    /// Scores for the layers after the last one, as from [`Backend::foresee`].
     pub foreseen: Vec<Vec<f32>>,
     /// Logits of the rows asked for, if the last layer of the plan is finished.
     pub logits: Option<Vec<f32>>,
@@ -81,7 +81,7 @@ pub trait RunAhead {
     fn most_rows(&self) -> usize;
 
     /// Runs some layers of a pass that was begun, as far as the experts they choose have slots, with forecasts for up to
-    /// `foresee` layers after the one that stops, and logits of `rows` after the last. An empty `rows` asks for none.
+    /// `foresee` layers after the last one reached, and logits of `rows` after the last. An empty `rows` asks for none.
     fn run(&mut self, layers: Range<usize>, foresee: usize, rows: Range<usize>) -> LocalBoxFuture<'_, Result<Ahead>>;
 
     /// Forgets which expert is in which slot.

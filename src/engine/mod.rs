@@ -422,10 +422,12 @@ impl Engine {
         let waited = if stopped { next - 1 } else { last };
         self.experts.span(What::Stall { layer: waited as u32, of: Awaited::Results }, start);
         self.experts.came(first, &came.layers, decodes);
+        self.experts.predicted(Origin::Layer(next as u32 - 1), next, &came.foreseen);
         if stopped {
-            self.experts.predicted(Origin::Layer(next as u32 - 1), next, &came.foreseen);
             self.experts.run(next - 1, self.backend.as_mut(), &self.stop).await?;
             self.finish_layer(next - 1)?;
+        } else if came.logits.is_none() {
+            self.experts.look_ahead(self.backend.as_mut()).await?;
         }
         Ok((next, came.logits))
     }

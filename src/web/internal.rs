@@ -78,5 +78,7 @@ pub(super) fn counters(counters: &Counters) -> Value {
         "warmUsed": c.warm_used,
         "flash": counters.waits.flash,
         "routing": counters.waits.routing,
+        "submissions": counters.traffic.submissions,
+        "readbacks": counters.traffic.readbacks,
     })
 }

@@ -1,8 +1,8 @@
 //! Running ahead: layers are submitted before their routing is known, because the GPU itself looks up which experts have
 //! slots, see `shaders/expert_lookup.wgsl`.
 //!
-//! All that the host learns comes back at once: what every layer chose and whether it could run it, forecasts from the one
-//! that could not, and logits if there was none such. A pass whose experts all have slots is one submission.
+//! All that the host learns comes back at once: what every layer chose and whether it could run it, forecasts from the
+//! last one, and logits if that was the model's. A pass whose experts all have slots is one submission.
 
 use std::ops::Range;
 
@@ -21,6 +21,8 @@ use crate::model::plan::Moe;
 /// Words of a record that say what became of a layer.
 const SKIPPED: u32 = 0;
 const COMPLETE: u32 = 1;
+/// Where the last layer that is submitted stands in [`Program::passes`](super::program::Program::passes).
+const LAST: u64 = 8;
 
 /// Which expert is in which slot, as the GPU's table says once what was written has been taken up.
 pub struct SlotTable {
@@ -114,6 +116,8 @@ impl Gpu {
             self.make_room(UNIFORM).await?;
             self.announce_head(rows.len());
         }
+        self.make_room(UNIFORM).await?;
+        self.upload(self.program.passes, LAST, &(layers.end as u32 - 1).to_le_bytes());
         self.make_way().await?;
         let mut encoder = self.encoder.take().unwrap_or_else(|| self.new_encoder());
         let mut compute = encoder.begin_compute_pass(&Default::default());
@@ -150,7 +154,7 @@ impl Gpu {
             };
             complete = looked.ran.iter().all(|ran| *ran);
             ahead.layers.push(looked);
-            if !complete {
+            if !complete || layer + 1 == layers.end {
                 let after = layer + 1..self.layers.len().min(layer + 1 + foresee);
                 self.unpack_foreseen(after, forecasts);
                 ahead.foreseen = std::mem::take(&mut self.foreseen).1;

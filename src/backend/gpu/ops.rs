@@ -275,7 +275,8 @@ impl Compiler<'_> {
         let pool = &self.program.pool;
         let (arenas, slots, slot) = (pool.arenas.len(), pool.slots_an_arena, pool.slot_bytes / 16);
         let entries = layer * self.plan.most_experts();
-        let op = words([entries, moe.top_k, arenas, slots, slot, routed.pairs_ahead, layer * routed.record]);
+        let record = layer * routed.record;
+        let op = words([entries, moe.top_k, arenas, slots, slot, routed.pairs_ahead, record, layer]);
         let mut variant = plain("expert_lookup");
         variant.constants.push(("PAIRS", routed.pairs_ahead as u32));
         let buffers = vec![

@@ -40,6 +40,7 @@ function draw(next) {
     readyFirst: coin(),
     keep: next() < 0.8,
     singly: coin(),
+    runAhead: between(0, 10),
   };
   // Timers of browsers are milliseconds late, and the jitter lets reads end in another order than they began.
   const throttle = { lanes: between(1, 3), latency: next() * 5e-4, jitter: coin() ? next() * 3e-3 : 0, seed: between(0, 2 ** 31) };
@@ -70,7 +71,7 @@ describe('schedules in Chromium', { timeout: (FULL ? 20 : 6) * PATIENCE }, () =>
       context.diagnostic(`OUTRIDER_SEED=${SEED}`);
       const next = random(SEED);
       await open(server, async (page) => {
-        await must(load(page, { backend, internal: { scheduling: { guesses: 0 } } }));
+        await must(load(page, { backend, internal: { scheduling: { guesses: 0, runAhead: 0 } } }));
         const plain = await logits(page, [TOKENS.length]);
         assert.equal(new Set(plain.hashes).size, TOKENS.length);
         assert.equal(plain.counters.guessReads, 0);
