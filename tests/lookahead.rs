@@ -144,6 +144,9 @@ fn a_token_costs_one_readback_where_nothing_is_missing() {
     };
     let (readbacks, missed) = passes(&mut engine);
     assert!(missed > 0 && readbacks > 16, "{readbacks}, {missed} missed");
+    logits(&mut engine, &[TOKENS]).unwrap();
+    let counts = engine.counters().experts;
+    assert_eq!(counts.missed(), 5 * 11, "every expert was read once: {counts:?}");
     assert_eq!(passes(&mut engine), (16, 0));
     // Going layer by layer it is one for each of five layers and one for the logits.
     engine.set_scheduling(Settings { run_ahead: 0, ..engine.scheduling() });

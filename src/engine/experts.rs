@@ -4,6 +4,7 @@
 //! Only a pass that was given up, by an error or because its future was dropped, takes them with it.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -126,7 +127,7 @@ impl Experts {
     }
 
     /// Layers that a forecast from `layer` is of use for.
-    pub fn wants(&self, origin: Origin) -> std::ops::Range<usize> {
+    pub fn wants(&self, origin: Origin) -> Range<usize> {
         let wants = match origin {
             Origin::Layer(layer) => self.scheduler.wants(Some(layer)),
             Origin::Embedding => self.scheduler.wants(None),
@@ -220,9 +221,10 @@ impl Experts {
     }
 
     /// How many of the layers that are left to submit at once, where the backend runs ahead; None to go layer by layer.
-    pub fn submits(&self, left: usize, decodes: bool) -> Option<usize> {
-        let most = left.min(self.scheduler.run_ahead());
-        self.run_ahead.as_ref().filter(|_| most > 0).map(|kinds| kinds[usize::from(decodes)].layers(most))
+    pub fn submits(&self, left: Range<usize>, decodes: bool) -> Option<usize> {
+        let left = left.take(self.scheduler.run_ahead());
+        let kinds = self.run_ahead.as_ref().filter(|_| left.len() > 0)?;
+        Some(kinds[usize::from(decodes)].layers(left.map(|layer| self.pool().holds_layer(layer as u32))))
     }
 
     fn chosen(&mut self, event: Event) {

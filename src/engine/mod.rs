@@ -348,7 +348,7 @@ impl Engine {
                 pause().await;
             }
             self.stop.check()?;
-            match self.experts.submits(layers - layer, decodes).filter(|_| runs_ahead) {
+            match self.experts.submits(layer..layers, decodes).filter(|_| runs_ahead) {
                 Some(count) => {
                     (layer, logits) = self.layers_ahead(layer..layer + count, rows.clone(), decodes).await?;
                 }

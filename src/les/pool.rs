@@ -85,6 +85,12 @@ impl Pool {
         self.slots() >= self.shape.keys()
     }
 
+    /// Whether every expert of a layer is in a slot.
+    pub fn holds_layer(&self, layer: u32) -> bool {
+        let first = self.shape.index(Key { layer, expert: 0 });
+        !self.table[first..][..self.shape.experts].contains(&NONE)
+    }
+
     /// Slots that a layer may use: its window and the overflow.
     pub fn reach(&self) -> usize {
         self.window + self.overflow().len()

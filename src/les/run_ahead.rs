@@ -33,15 +33,16 @@ impl RunAhead {
         }
     }
 
-    /// Layers to submit of those that are left, at least one.
-    pub fn layers(&self, left: usize) -> usize {
+    /// How many layers to submit, at least one, of those that are left: of each it is said whether it is certain to have
+    /// all it needs.
+    pub fn layers(&self, left: impl IntoIterator<Item = bool>) -> usize {
         let q = self.whole / self.of;
         let (mut best, mut least) = (1, f64::INFINITY);
         // How far `n` layers come, and how likely they are all to have what they need.
         let (mut reached, mut all) = (0.0, 1.0);
-        for n in 1..=left {
+        for (n, certain) in (1..).zip(left) {
             reached += all;
-            all *= q;
+            all *= if certain { 1.0 } else { q };
             let cost = (self.costs.round_trip + n as f64 * self.costs.skipped) / reached;
             if cost <= least {
                 (best, least) = (n, cost);
@@ -61,11 +62,20 @@ mod tests {
     fn all_that_is_left_where_nothing_is_missing() {
         let mut ahead = RunAhead::new(COSTS);
         for _ in 0..40 {
-            let layers = ahead.layers(40);
+            let layers = ahead.layers([false; 40]);
             ahead.came(layers, true);
         }
-        assert_eq!(ahead.layers(40), 40);
-        assert_eq!(ahead.layers(3), 3);
+        assert_eq!(ahead.layers([false; 40]), 40);
+        assert_eq!(ahead.layers([false; 3]), 3);
+    }
+
+    #[test]
+    fn all_that_are_certain() {
+        let mut ahead = RunAhead::new(AheadCosts { skipped: 1.0, ..COSTS });
+        (0..100).for_each(|_| ahead.came(1, false));
+        assert_eq!(ahead.layers([true; 40]), 40);
+        assert_eq!(ahead.layers((0..40).map(|layer| layer < 7)), 8);
+        assert_eq!(ahead.layers((0..40).map(|layer| layer > 0)), 1);
     }
 
     #[test]
@@ -73,7 +83,7 @@ mod tests {
         let came = |every: usize, costs| {
             let mut ahead = RunAhead::new(costs);
             (0..100).for_each(|_| ahead.came(every, false));
-            ahead.layers(40)
+            ahead.layers([false; 40])
         };
         let (often, seldom) = (came(1, COSTS), came(8, COSTS));
         assert!(often == 1 && seldom > 4 && seldom < 30, "{often}, {seldom}");

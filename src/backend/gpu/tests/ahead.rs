@@ -172,7 +172,7 @@ fn forward_ahead(gpu: &mut Gpu, model: &Model, embeddings: &[f32], chunk: usize,
             logits = ahead.logits;
             assert_eq!(logits.is_some(), ahead.layers.last().unwrap().ran.iter().all(|ran| *ran) && layer == layers);
         }
-        let logits = logits.map_or_else(|| block_on(gpu.logits(0..m)).unwrap(), |logits| logits);
+        let logits = logits.unwrap_or_else(|| block_on(gpu.logits(0..m)).unwrap());
         out.logits.extend(logits);
         out.tokens += m;
     }
