@@ -154,7 +154,7 @@ fn request<'a>(
         slot_bytes: plan.expert.map_or(0, |e| e.bytes().next_multiple_of(crate::pack::EXTENT_ALIGN)) as u64,
         largest_read: plan.weights.iter().map(|w| w.bytes() as u64).max().unwrap_or(0),
         // The tokens of the sequence are kept beside its states.
-        host_bytes: host_bytes(manifest) + 4 * options.context_for(&manifest.config) as u64,
+        host_bytes: host_bytes(manifest, plan) + 4 * options.context_for(&manifest.config) as u64,
         context: options.context_for(&manifest.config),
         chunk: options.chunk,
         max_slots: options.max_slots.unwrap_or(usize::MAX),
@@ -163,10 +163,12 @@ fn request<'a>(
     }
 }
 
-/// The module itself, and tokenizer, template, manifest and tables, measured at about this many times their files.
-fn host_bytes(manifest: &Manifest) -> u64 {
+/// The module itself, and tokenizer, template, manifest and tables, measured at about this many times their files; and what
+/// a backend keeps of each operation.
+fn host_bytes(manifest: &Manifest, plan: &Plan) -> u64 {
     let files: u64 = manifest.files.iter().map(|f| f.bytes).sum();
-    module_bytes() + 8 * files + 256 * manifest.extents.len() as u64 + (1 << 20)
+    let extents = 256 * manifest.extents.len() as u64;
+    module_bytes() + 8 * files + extents + ((plan.operations() as u64) << 10) + (1 << 20)
 }
 
 /// What a wasm module takes up in its memory before it allocates anything, constants and the stack, and what lies idle

@@ -238,6 +238,11 @@ impl Plan {
         self.layers.iter().filter_map(|l| l.moe).map(|m| m.top_k).max().unwrap_or(0)
     }
 
+    /// Operations of all parts.
+    pub fn operations(&self) -> usize {
+        self.layers.iter().map(|l| l.mix.len() + l.foresee.len() + l.shared.len()).sum::<usize>() + self.head.len()
+    }
+
     /// Experts of the layer that has most.
     pub fn most_experts(&self) -> usize {
         self.layers.iter().filter_map(|l| l.moe).map(|m| m.experts).max().unwrap_or(0)
