@@ -1,6 +1,7 @@
-// Looks a layer's choice up in the slot table and lists the work whose experts have slots, tiled as in work.wgsl. Where
-// one has none the pass stops here: it has no tokens left, so that what was submitted after it does nothing. Forecasts
-// have the pass's tokens there, or in the last layer that was submitted, and none anywhere else. One workgroup.
+// Looks a layer's choice up in the slot table and lists its work, tiled as in work.wgsl. Where an expert has no slot the
+// pass stops here, before any has run, so that the host can soon begin to read: the list is empty, and the pass has no
+// tokens left, so that what was submitted after it does nothing. Forecasts have the pass's tokens there, or in the
+// last layer that was submitted, and none anywhere else. One workgroup.
 
 struct Op {
     // The layer's first entry in the table.
@@ -12,7 +13,7 @@ struct Op {
     slot: u32,
     // (token, rank) pairs that the buffers have room for.
     places: u32,
-    // Place of the layer's record: what became of it, the ids, and their slots.
+    // Place of the layer's record: what became of it, and the ids.
     record: u32,
     layer: u32,
 }
@@ -52,7 +53,6 @@ fn main(@builtin(local_invocation_index) local: u32) {
         let expert = choice[pair];
         let slot = slots[op.entries + expert];
         records[op.record + 1u + pair] = expert;
-        records[op.record + 1u + op.places + pair] = slot;
         if (slot == 0u) {
             atomicStore(&missing, 1u);
         }
@@ -63,6 +63,7 @@ fn main(@builtin(local_invocation_index) local: u32) {
         begins[pair] = select(0u, (slot - 1u) / op.slots_an_arena + 1u, slot != 0u && earlier % 4u == 0u);
     }
     workgroupBarrier();
+    let stopped = atomicLoad(&missing) != 0u;
     let items = 4u * (op.arenas + op.places);
     for (var pair = local; pair < pairs; pair += WORKGROUP) {
         let arena = begins[pair];
@@ -95,10 +96,9 @@ fn main(@builtin(local_invocation_index) local: u32) {
             count += u32(begun == arena + 1u);
         }
         work[4u * arena] = op.arenas + before;
-        work[4u * arena + 1u] = count;
+        work[4u * arena + 1u] = select(count, 0u, stopped);
     }
     if (local == 0u) {
-        let stopped = pairs > 0u && atomicLoad(&missing) != 0u;
         records[op.record] = select(select(COMPLETE, STOPPED, stopped), SKIPPED, pairs == 0u);
         passes[FORECAST] = select(0u, tokens, stopped || op.layer == passes[LAST]);
         passes[FORECAST + 1u] = passes[CHUNK + 1u];

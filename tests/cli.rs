@@ -394,7 +394,7 @@ fn a_phone_is_predicted() {
     assert!(rows[1..rows.len() - 1].iter().all(|row| row["efficiency"].as_f64().unwrap() <= 1.0), "{report}");
     let effects: Vec<f64> =
         report["sensitivity"].as_array().unwrap().iter().map(|change| change["effect"].as_f64().unwrap()).collect();
-    assert!(effects.len() == 11 && effects.is_sorted_by(|a, b| a >= b), "{report}");
+    assert!(effects.len() == 12 && effects.is_sorted_by(|a, b| a >= b), "{report}");
 
     let again = works(&args).stdout;
     assert_eq!(serde_json::from_str::<serde_json::Value>(&again).unwrap(), report);

@@ -42,26 +42,22 @@ pub struct Place {
     pub expert: usize,
 }
 
-/// What a layer chose, and how much of it has run.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Looked {
-    pub top_k: usize,
-    /// `[m · top_k]`, as in [`Routing`].
-    pub ids: Vec<u32>,
-    /// By place in `ids`: whether the expert was in a slot, and has run.
-    pub ran: Vec<bool>,
-}
-
 /// What came of layers that were submitted together.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Ahead {
-    /// The layers that were reached. All are finished, but the last if not all it chose has run.
-    pub layers: Vec<Looked>,
+    /// What the layers chose that were reached, `[m · top_k]` as in [`Routing`]; nothing where there is no router.
+    pub ids: Vec<Vec<u32>>,
+    /// The last of them lacked an expert, and none of its experts has run. All others are finished.
+    pub stopped: bool,
     /// Scores for the layers after the last one, as from [`Backend::foresee`].
     pub foreseen: Vec<Vec<f32>>,
     /// Logits of the rows asked for, if the last layer of the plan is finished.
     pub logits: Option<Vec<f32>>,
 }
+
+/// (row, rank) pairs of a pass that runs ahead, at most: each look-up compares each with each, and wide passes have little
+/// to gain.
+pub const PAIRS_AHEAD: usize = 256;
 
 /// Seconds, of the backend that runs ahead.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -74,8 +70,8 @@ pub struct AheadCosts {
 
 /// A backend that knows itself which experts have slots, so that layers can be submitted before their routing is known.
 ///
-/// A layer that chooses an expert without a slot stops the pass once its other experts have run. The host reads and runs
-/// what is missing, calls [`finish_layer`](Backend::finish_layer) and goes on after it.
+/// A layer that chooses an expert without a slot stops the pass after its router. The host goes on as after
+/// [`mix`](Backend::mix).
 pub trait RunAhead {
     /// Tokens that a pass may have at most.
     fn most_rows(&self) -> usize;

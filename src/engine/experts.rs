@@ -15,7 +15,7 @@ use futures_util::stream::FuturesUnordered;
 
 use super::Stop;
 use super::record::Recorder;
-use crate::backend::{AheadCosts, Backend, Looked, Place, Routing};
+use crate::backend::{AheadCosts, Backend, Place, Routing};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
@@ -205,26 +205,38 @@ impl Experts {
     }
 
     /// A layer's routing is known: begins to read what it lacks.
-    pub fn routed(&mut self, layer: usize, routing: &Routing) {
+    pub fn routed(&mut self, layer: usize, routing: &Routing, decodes: bool) {
         self.chosen(Event::Routed { layer: layer as u32, ids: &routing.ids });
+        self.learn(1, self.scheduler.lacks(), decodes);
     }
 
-    /// The same of layers that were submitted together.
-    pub fn came(&mut self, first: usize, layers: &[Looked], decodes: bool) {
-        for (layer, looked) in (first as u32..).zip(layers).filter(|(_, looked)| looked.top_k > 0) {
-            self.chosen(Event::Ran { layer, ids: &looked.ids, ran: &looked.ran });
+    /// The same of layers that were submitted together, the last of which may have `stopped` the pass.
+    pub fn came(&mut self, first: usize, ids: &[Vec<u32>], stopped: bool, decodes: bool) {
+        let last = (first + ids.len()) as u32 - 1;
+        for (layer, ids) in (first as u32..).zip(ids).filter(|(_, ids)| !ids.is_empty()) {
+            self.chosen(match stopped && layer == last {
+                true => Event::Routed { layer, ids },
+                false => Event::Ran { layer, ids },
+            });
         }
-        let whole = self.scheduler.layer_done();
+        self.learn(ids.len(), stopped, decodes);
+    }
+
+    fn learn(&mut self, layers: usize, stopped: bool, decodes: bool) {
         if let Some(run_ahead) = &mut self.run_ahead {
-            run_ahead[usize::from(decodes)].came(layers.len(), whole);
+            run_ahead[usize::from(decodes)].came(layers, !stopped);
         }
+    }
+
+    /// What running ahead was measured to cost.
+    pub fn ahead_costs(&self) -> Option<AheadCosts> {
+        self.run_ahead.as_ref().map(|[kind, _]| kind.costs())
     }
 
     /// How many of the layers that are left to submit at once, where the backend runs ahead; None to go layer by layer.
     pub fn submits(&self, left: Range<usize>, decodes: bool) -> Option<usize> {
-        let left = left.take(self.scheduler.run_ahead());
-        let kinds = self.run_ahead.as_ref().filter(|_| left.len() > 0)?;
-        Some(kinds[usize::from(decodes)].layers(left.map(|layer| self.pool().holds_layer(layer as u32))))
+        let holds = left.map(|layer| self.pool().holds_layer(layer as u32));
+        self.run_ahead.as_ref()?[usize::from(decodes)].layers(holds, self.scheduler.run_ahead())
     }
 
     fn chosen(&mut self, event: Event) {

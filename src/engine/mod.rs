@@ -21,7 +21,7 @@ use std::task::{Context, Poll};
 use futures_util::future::LocalBoxFuture;
 use futures_util::task::AtomicWaker;
 
-use crate::backend::{Backend, Info, Traffic};
+use crate::backend::{AheadCosts, Backend, Info, Traffic};
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::les::spans::{Awaited, What};
@@ -246,6 +246,11 @@ impl Engine {
         self.backend.round_trip().await
     }
 
+    /// What submitting layers before their routing is known was measured to cost, where the backend can.
+    pub fn ahead_costs(&self) -> Option<AheadCosts> {
+        self.experts.ahead_costs()
+    }
+
     /// What the user should know about how the model was loaded, such as a fallback to the CPU.
     pub fn notices(&self) -> &[String] {
         &self.notices
@@ -353,7 +358,7 @@ impl Engine {
                     (layer, logits) = self.layers_ahead(layer..layer + count, rows.clone(), decodes).await?;
                 }
                 None => {
-                    self.layer(layer, probe.as_deref_mut()).await?;
+                    self.layer(layer, decodes, probe.as_deref_mut()).await?;
                     layer += 1;
                 }
             }
@@ -362,14 +367,14 @@ impl Engine {
         Ok(logits)
     }
 
-    async fn layer(&mut self, layer: usize, probe: Option<&mut Probe>) -> Result<()> {
+    async fn layer(&mut self, layer: usize, decodes: bool, probe: Option<&mut Probe>) -> Result<()> {
         let origin = Origin::Layer(layer as u32);
         let start = clock::now();
         let routing = self.backend.mix(layer, self.ahead(origin)).await?;
         self.experts.waits.routing += clock::now() - start;
         self.mixed(layer as u32, &routing.ids, start);
         if routing.top_k > 0 {
-            self.experts.routed(layer, &routing);
+            self.experts.routed(layer, &routing, decodes);
             self.foresee(origin).await?;
             self.experts.run(layer, self.backend.as_mut(), &self.stop).await?;
         }
@@ -414,16 +419,15 @@ impl Engine {
         let start = clock::now();
         let came = backend.run(layers, foresee, rows).await?;
         self.experts.waits.routing += clock::now() - start;
-        let next = first + came.layers.len();
-        let stopped = came.layers.last().is_some_and(|last| last.ran.contains(&false));
-        for looked in &came.layers {
-            self.experts.recorder.iter_mut().for_each(|r| r.routed(&looked.ids));
+        let next = first + came.ids.len();
+        for ids in &came.ids {
+            self.experts.recorder.iter_mut().for_each(|r| r.routed(ids));
         }
-        let waited = if stopped { next - 1 } else { last };
+        let waited = if came.stopped { next - 1 } else { last };
         self.experts.span(What::Stall { layer: waited as u32, of: Awaited::Results }, start);
-        self.experts.came(first, &came.layers, decodes);
+        self.experts.came(first, &came.ids, came.stopped, decodes);
         self.experts.predicted(Origin::Layer(next as u32 - 1), next, &came.foreseen);
-        if stopped {
+        if came.stopped {
             self.experts.run(next - 1, self.backend.as_mut(), &self.stop).await?;
             self.finish_layer(next - 1)?;
         } else if came.logits.is_none() {

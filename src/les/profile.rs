@@ -27,7 +27,7 @@ pub struct Field {
 }
 
 /// All that can be varied; lanes are whole.
-pub const FIELDS: [Field; 13] = [
+pub const FIELDS: [Field; 14] = [
     Field { name: "flash.bandwidth", of: |m| &mut m.flash.bandwidth },
     Field { name: "flash.latency", of: |m| &mut m.flash.latency },
     Field { name: "mix", of: |m| &mut m.mix },
@@ -37,6 +37,7 @@ pub const FIELDS: [Field; 13] = [
     Field { name: "foresee", of: |m| &mut m.foresee },
     Field { name: "upload", of: |m| &mut m.upload },
     Field { name: "readback", of: |m| &mut m.readback },
+    Field { name: "skipped", of: |m| &mut m.skipped },
     Field { name: "begin", of: |m| &mut m.begin },
     Field { name: "request", of: |m| &mut m.request },
     Field { name: "alert", of: |m| &mut m.alert },

@@ -63,8 +63,8 @@ pub enum Event<'a> {
     Predicted { origin: Origin, layer: u32, scores: &'a [f32] },
     /// A layer's choice, `ids[row · top_k + rank]`.
     Routed { layer: u32, ids: &'a [u32] },
-    /// The same where some of it has run already, `ran[row · top_k + rank]`: all of an expert or nothing.
-    Ran { layer: u32, ids: &'a [u32], ran: &'a [bool] },
+    /// The same where all of it was in slots and has run.
+    Ran { layer: u32, ids: &'a [u32] },
     /// A read has brought an expert's bytes.
     Arrived { key: Key },
     /// A read has failed.
@@ -268,6 +268,11 @@ impl Scheduler {
         self.left == 0
     }
 
+    /// Whether the layer that was routed last needs what is not in a slot.
+    pub fn lacks(&self) -> bool {
+        self.ready.len() < self.left
+    }
+
     /// Whether a read is outstanding, so that an event about it is to come.
     pub fn is_reading(&self) -> bool {
         !self.reading.is_empty()
@@ -277,8 +282,8 @@ impl Scheduler {
         match event {
             Event::Begin { rows } => self.begin(rows),
             Event::Predicted { origin, layer, scores } => self.forecast.predicted(origin, layer, scores),
-            Event::Routed { layer, ids } => self.routed(layer, ids, &[]),
-            Event::Ran { layer, ids, ran } => self.routed(layer, ids, ran),
+            Event::Routed { layer, ids } => self.routed(layer, ids, false),
+            Event::Ran { layer, ids } => self.routed(layer, ids, true),
             Event::Arrived { key } => self.arrived(key),
             Event::Failed { key } => self.failed(key),
             Event::Cancelled { key } => self.cancelled(key),
@@ -316,7 +321,7 @@ impl Scheduler {
         self.layer = None;
     }
 
-    fn routed(&mut self, layer: u32, ids: &[u32], ran: &[bool]) {
+    fn routed(&mut self, layer: u32, ids: &[u32], run: bool) {
         self.end_layer();
         if !self.settings.keep {
             self.forget_layer(layer);
@@ -328,7 +333,6 @@ impl Scheduler {
             let at = &mut self.work_of[expert as usize];
             if *at == NONE {
                 *at = self.work.len() as u16;
-                let run = ran.get(i).is_some_and(|ran| *ran);
                 self.work.push(Work { expert, pairs: Vec::with_capacity(1), run });
             }
             let pair = ((i / top_k) as u32, (i % top_k) as u32);

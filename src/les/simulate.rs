@@ -5,11 +5,13 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
 use super::trace::{Pass, Trace};
-use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Load, Origin, Pool, Scheduler, Settings};
+use super::{Action, Counts, Event, FlashModel, FlashSpeed, Key, Load, Origin, Pool, RunAhead, Scheduler, Settings};
+use crate::backend::{AheadCosts, PAIRS_AHEAD};
 
 /// A machine, in seconds and bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
@@ -28,8 +30,12 @@ pub struct Machine {
     pub foresee: f64,
     /// An expert's bytes into a slot.
     pub upload: f64,
-    /// From the end of a computation until the host has its result.
+    /// From the end of a computation until the host has its result. Where that takes any time a device computes, which looks
+    /// experts up itself so that layers can be submitted before their routing is known.
     pub readback: f64,
+    /// A layer that was submitted so and not reached.
+    #[serde(default)]
+    pub skipped: f64,
     /// What a pass takes the host beside all else: fetching embeddings, deciding.
     #[serde(default)]
     pub begin: f64,
@@ -44,10 +50,10 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Seconds of computation a token takes with every expert resident.
+    /// Seconds of computation a token takes with every expert resident. Its results come back once.
     pub fn compute(&self, layers: usize, top_k: usize) -> f64 {
-        let layer = self.mix + self.readback + top_k as f64 * self.expert + self.finish;
-        self.begin + layers as f64 * layer + self.head
+        let layer = self.mix + top_k as f64 * self.expert + self.finish;
+        self.begin + layers as f64 * layer + self.head + self.readback
     }
 }
 
@@ -59,6 +65,7 @@ pub struct Outcome {
     /// Waiting for bytes, and for results to come back.
     pub stall_bytes: f64,
     pub stall_roundtrip: f64,
+    pub readbacks: u64,
     pub demand_bytes: u64,
     pub speculative_bytes: u64,
     pub hits: u64,
@@ -72,6 +79,7 @@ impl Outcome {
             seconds: self.seconds - before.seconds,
             stall_bytes: self.stall_bytes - before.stall_bytes,
             stall_roundtrip: self.stall_roundtrip - before.stall_roundtrip,
+            readbacks: self.readbacks - before.readbacks,
             demand_bytes: self.demand_bytes - before.demand_bytes,
             speculative_bytes: self.speculative_bytes - before.speculative_bytes,
             hits: self.hits - before.hits,
@@ -113,11 +121,15 @@ pub struct Simulation {
     reads: BinaryHeap<Read>,
     counted: Outcome,
     load: Load,
+    /// Of prefill, and of one token.
+    run_ahead: [RunAhead; 2],
 }
 
 impl Simulation {
     pub fn new(trace: &Trace, slots: usize, settings: Settings, machine: Machine) -> Simulation {
+        let costs = AheadCosts { round_trip: machine.readback, skipped: machine.skipped };
         Simulation {
+            run_ahead: [RunAhead::new(costs), RunAhead::new(costs)],
             machine,
             flash: FlashModel::new(machine.flash),
             scheduler: Scheduler::new(trace.shape, Pool::new(trace.shape, slots), settings),
@@ -148,7 +160,6 @@ impl Simulation {
 
     /// Runs a pass. `decodes`: its last token gets logits.
     pub fn pass(&mut self, pass: &Pass, decodes: bool) {
-        let rows = pass.rows as f64;
         self.now += self.machine.begin;
         self.scheduler.on(Event::Begin { rows: pass.rows });
         self.scheduler.on(Event::Flash { busy: self.load.share(self.now, self.counted.stall_bytes) });
@@ -156,37 +167,115 @@ impl Simulation {
             self.foresee(pass, Origin::Embedding, self.scheduler.wants(None));
             self.act();
         }
-        for (layer, ids) in (0..).zip(&pass.ids) {
-            let ahead = self.scheduler.wants(Some(layer));
-            self.now += rows * self.machine.mix + self.machine.readback;
-            self.counted.stall_roundtrip += self.machine.readback;
-            self.deliver();
-            self.scheduler.on(Event::Routed { layer, ids });
-            while let Some(Action::Read { key, demand }) = self.scheduler.next_read() {
-                self.read(key, demand);
-            }
-            self.foresee(pass, Origin::Layer(layer), ahead);
-            loop {
-                self.act();
-                if self.scheduler.layer_done() {
-                    break;
-                }
-                let end = self.reads.peek().expect("the scheduler waits for a read").end;
-                if end > self.now {
-                    let late = if end - self.now > self.machine.alert { self.machine.wake } else { 0.0 };
-                    self.counted.stall_bytes += end + late - self.now;
-                    self.now = end + late;
+        let layers = pass.ids.len() as u32;
+        let runs_ahead = self.machine.readback > 0.0 && pass.rows * self.scheduler.shape().top_k <= PAIRS_AHEAD;
+        let (mut layer, mut whole) = (0, false);
+        while layer < layers {
+            let holds = (layer as usize..pass.ids.len()).map(|layer| self.scheduler.pool().holds_layer(layer as u32));
+            let most = if runs_ahead { self.scheduler.run_ahead() } else { 0 };
+            match self.run_ahead[usize::from(pass.rows == 1)].layers(holds, most) {
+                Some(count) => (layer, whole) = self.layers_ahead(pass, layer..layer + count as u32, decodes),
+                None => {
+                    self.layer(pass, layer);
+                    layer += 1;
                 }
             }
-            self.now += rows * self.machine.finish;
         }
-        self.now += if decodes { self.machine.head + self.machine.readback } else { 0.0 };
+        // What came to the end in one submission has brought the logits.
+        if decodes && !whole {
+            self.now += self.machine.head;
+            self.read_back();
+        }
         self.counted.tokens += pass.rows as u64;
     }
 
-    fn foresee(&mut self, pass: &Pass, origin: Origin, ahead: std::ops::Range<u32>) {
+    fn layer(&mut self, pass: &Pass, layer: u32) {
+        let ahead = self.scheduler.wants(Some(layer));
+        self.now += pass.rows as f64 * self.machine.mix;
+        self.read_back();
+        self.chosen(Event::Routed { layer, ids: &pass.ids[layer as usize] });
+        self.run_ahead[usize::from(pass.rows == 1)].came(1, !self.scheduler.lacks());
+        self.foresee(pass, Origin::Layer(layer), ahead);
+        self.complete(pass);
+    }
+
+    /// Layers submitted together, as far as they come. Returns where to go on, and whether that is the end with the logits.
+    fn layers_ahead(&mut self, pass: &Pass, layers: Range<u32>, decodes: bool) -> (u32, bool) {
+        let machine = self.machine;
+        let rows = pass.rows as f64;
+        let (mut next, mut stopped) = (layers.start, false);
+        while next < layers.end && !stopped {
+            let ids = &pass.ids[next as usize];
+            let lacks = |expert: &u32| self.scheduler.pool().slot_of(Key { layer: next, expert: *expert }).is_none();
+            stopped = ids.iter().any(lacks);
+            self.now += rows * machine.mix;
+            self.now += if stopped { 0.0 } else { ids.len() as f64 * machine.expert + rows * machine.finish };
+            next += 1;
+        }
+        let ends = !stopped && next as usize == pass.ids.len();
+        self.now += f64::from(layers.end - next) * machine.skipped;
+        self.now += if ends && decodes { machine.head } else { 0.0 };
+        let ahead = self.scheduler.wants(Some(next - 1));
+        self.now += ahead.len() as f64 * rows * machine.foresee;
+        self.read_back();
+        for layer in layers.start..next {
+            let ids = &pass.ids[layer as usize];
+            self.chosen(match stopped && layer + 1 == next {
+                true => Event::Routed { layer, ids },
+                false => Event::Ran { layer, ids },
+            });
+        }
+        self.run_ahead[usize::from(pass.rows == 1)].came((next - layers.start) as usize, !stopped);
+        self.predicted(pass, Origin::Layer(next - 1), ahead);
+        if stopped {
+            self.complete(pass);
+        } else {
+            self.act();
+        }
+        (next, ends)
+    }
+
+    /// A result comes back.
+    fn read_back(&mut self) {
+        self.now += self.machine.readback;
+        self.counted.stall_roundtrip += self.machine.readback;
+        self.counted.readbacks += u64::from(self.machine.readback > 0.0);
+    }
+
+    /// A layer's choice is known.
+    fn chosen(&mut self, event: Event) {
+        self.deliver();
+        self.scheduler.on(event);
+        while let Some(Action::Read { key, demand }) = self.scheduler.next_read() {
+            self.read(key, demand);
+        }
+    }
+
+    /// Runs what the layer at hand still needs, and finishes it.
+    fn complete(&mut self, pass: &Pass) {
+        loop {
+            self.act();
+            if self.scheduler.layer_done() {
+                break;
+            }
+            let end = self.reads.peek().expect("the scheduler waits for a read").end;
+            if end > self.now {
+                let late = if end - self.now > self.machine.alert { self.machine.wake } else { 0.0 };
+                self.counted.stall_bytes += end + late - self.now;
+                self.now = end + late;
+            }
+        }
+        self.now += pass.rows as f64 * self.machine.finish;
+    }
+
+    fn foresee(&mut self, pass: &Pass, origin: Origin, ahead: Range<u32>) {
+        let known = pass.foreseen.iter().filter(|g| g.origin == origin && ahead.contains(&g.layer)).count();
+        self.now += known as f64 * pass.rows as f64 * self.machine.foresee;
+        self.predicted(pass, origin, ahead);
+    }
+
+    fn predicted(&mut self, pass: &Pass, origin: Origin, ahead: Range<u32>) {
         for guess in pass.foreseen.iter().filter(|g| g.origin == origin && ahead.contains(&g.layer)) {
-            self.now += pass.rows as f64 * self.machine.foresee;
             self.scheduler.on(Event::Predicted { origin, layer: guess.layer, scores: &guess.scores });
         }
     }
@@ -283,6 +372,22 @@ mod tests {
     }
 
     use crate::les::trace::Foreseen;
+
+    /// With everything there, one result of a token comes back; and layers that wait for reads are waited for as before.
+    #[test]
+    fn layers_are_submitted_ahead() {
+        let device = Machine { readback: 1.0, ..machine() };
+        let trace = trace(false);
+        let run = |slots, run_ahead| run(&trace, slots, Settings { run_ahead, ..Settings::default() }, device, 36);
+        let (one_by_one, ahead) = (run(8, 0), run(8, usize::MAX));
+        assert_eq!((one_by_one.readbacks, ahead.readbacks), (4 * 3, 4));
+        assert_eq!((one_by_one.seconds, ahead.seconds), (4.0 * 10.0, 4.0 * 8.0));
+        assert_eq!(device.compute(2, 1), 8.0);
+        // Every layer waits for a read of 1 and for its choice.
+        let (one_by_one, ahead) = (run(2, 0), run(2, usize::MAX));
+        assert_eq!((one_by_one.seconds, ahead.seconds), (4.0 * 12.0, 4.0 * 12.0));
+        assert_eq!((ahead.readbacks, ahead.stall_bytes), (4 * 3, 4.0 * 2.0));
+    }
 
     #[test]
     fn reads_hide_behind_computation_when_foreseen() {

@@ -9,18 +9,17 @@ use std::ops::Range;
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
 
-use super::program::{AHEAD, Activation, Pass, Routed, UNIFORM};
+use super::program::{AHEAD, Activation, Pass, UNIFORM};
 use super::readback::TRIALS;
 use super::tuning::ITEMS_A_TILE;
 use super::{Gpu, dispatch, floats};
-use crate::backend::{Ahead, AheadCosts, Looked, Place, RunAhead};
+use crate::backend::{Ahead, AheadCosts, Place, RunAhead};
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::model::plan::Moe;
 
 /// Words of a record that say what became of a layer.
 const SKIPPED: u32 = 0;
-const COMPLETE: u32 = 1;
+const STOPPED: u32 = 2;
 /// Where the last layer that is submitted stands in [`Program::passes`](super::program::Program::passes).
 const LAST: u64 = 8;
 
@@ -146,22 +145,29 @@ impl Gpu {
         let (records, rest) = bytes.split_at((layers.len() as u64 * record) as usize);
         let (forecasts, logits) = rest.split_at(foresee * self.forecast_bytes() as usize);
         let mut ahead = Ahead::default();
-        let mut complete = true;
         for (layer, record) in layers.clone().zip(records.chunks_exact(record as usize)) {
-            let looked = match self.plan.layers[layer].moe {
-                Some(moe) => self.looked(&moe, routed, record)?,
-                None => Looked::default(),
-            };
-            complete = looked.ran.iter().all(|ran| *ran);
-            ahead.layers.push(looked);
-            if !complete || layer + 1 == layers.end {
+            if let Some(moe) = self.plan.layers[layer].moe {
+                let words: Vec<u32> = bytemuck::pod_collect_to_vec(record);
+                let ids = &words[1..][..self.pass.m as usize * moe.top_k];
+                if words[0] == SKIPPED {
+                    return Err(Error::Gpu("a layer was skipped though nothing before it was missing".to_owned()));
+                }
+                if let Some(id) = ids.iter().find(|id| **id as usize >= moe.experts) {
+                    return Err(Error::Gpu(format!("the router chose expert {id} of {}", moe.experts)));
+                }
+                ahead.ids.push(ids.to_vec());
+                ahead.stopped = words[0] == STOPPED;
+            } else {
+                ahead.ids.push(Vec::new());
+            }
+            if ahead.stopped || layer + 1 == layers.end {
                 let after = layer + 1..self.layers.len().min(layer + 1 + foresee);
                 self.unpack_foreseen(after, forecasts);
                 ahead.foreseen = std::mem::take(&mut self.foreseen).1;
                 break;
             }
         }
-        if !complete {
+        if ahead.stopped {
             // The pass has its tokens again.
             self.make_room(UNIFORM).await?;
             self.announce();
@@ -177,20 +183,6 @@ impl Gpu {
     fn forecast_bytes(&self) -> u64 {
         let stride = self.plan.foreseen.map_or(0, |buf| self.program.activations[buf.0].stride);
         4 * (self.pass.m as usize * stride) as u64
-    }
-
-    fn looked(&self, moe: &Moe, routed: Routed, record: &[u8]) -> Result<Looked> {
-        let words: Vec<u32> = bytemuck::pod_collect_to_vec(record);
-        let pairs = self.pass.m as usize * moe.top_k;
-        let (ids, slots) = (&words[1..][..pairs], &words[1 + routed.pairs_ahead..][..pairs]);
-        let ran: Vec<bool> = slots.iter().map(|slot| *slot > 0).collect();
-        if let Some(id) = ids.iter().find(|id| **id as usize >= moe.experts) {
-            return Err(Error::Gpu(format!("the router chose expert {id} of {}", moe.experts)));
-        }
-        if words[0] == SKIPPED || (words[0] == COMPLETE) != ran.iter().all(|ran| *ran) {
-            return Err(Error::Gpu("a layer was skipped though nothing before it was missing".to_owned()));
-        }
-        Ok(Looked { top_k: moe.top_k, ids: ids.to_vec(), ran })
     }
 
     /// The time of a submission of layers that have no tokens, less that of an empty one.

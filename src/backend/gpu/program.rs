@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::shader::Variant;
 use super::tuning::{ATTENTION_BLOCK, ITEMS_A_TILE, Tuning};
+use crate::backend::PAIRS_AHEAD;
 use crate::error::{Error, Result, Size};
 use crate::model::plan::{Buf, Limits, Op, Plan, Rows, StateSpec, Weight, WeightKind};
 use crate::tensor::{GROUP, Layout};
@@ -24,8 +25,6 @@ const UPLOADS_QUEUED: usize = 16;
 const UPLOADS_AT_LEAST: usize = 256 << 10;
 /// Layers whose foreseen scores come back together with a layer's routing.
 pub const AHEAD: usize = 4;
-/// (row, rank) pairs that one workgroup looks up: it compares each with each, and wide passes have little to gain.
-const PAIRS_LOOKED_UP: usize = 256;
 
 /// A buffer of the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -412,9 +411,9 @@ impl<'a> Compiler<'a> {
         // The list of items ends with what the last, partly filled tile reads beyond them.
         let work = 16 * (arenas.len() + places) + 4 * places * ITEMS_A_TILE;
         let layers = self.plan.layers.len();
-        let rows_ahead = (PAIRS_LOOKED_UP / self.plan.top_k().max(1)).clamp(1, self.limits.chunk);
+        let rows_ahead = (PAIRS_AHEAD / self.plan.top_k().max(1)).clamp(1, self.limits.chunk);
         let pairs_ahead = rows_ahead * self.plan.top_k();
-        let record = 1 + 2 * pairs_ahead;
+        let record = 1 + pairs_ahead;
         let forecast = self.plan.foreseen.map_or(0, |buf| 4 * self.activation(buf).stride as u64);
         let foreseen = |rows: usize| AHEAD as u64 * rows as u64 * forecast;
         let logits = 4 * (self.limits.head_rows * self.activation(self.plan.logits).stride) as u64;

@@ -67,6 +67,8 @@ struct Row {
     /// Milliseconds a token waited, for bytes and for results to come back.
     stall_bytes: f64,
     stall_roundtrip: f64,
+    /// Times a token that results came back.
+    readbacks: f64,
     /// Of the bound.
     efficiency: f64,
 }
@@ -185,13 +187,16 @@ impl Report {
     fn new(profile: Profile, trace: &Trace, slots: usize, settings: Settings, warm: usize) -> Report {
         let (shape, machine) = (trace.shape, profile.machine);
         let measured = (trace.passes.len() - warm) as f64;
-        let resident = machine.compute(shape.layers, shape.top_k) + machine.readback;
+        let resident = machine.compute(shape.layers, shape.top_k);
         let missed = misses(&Routes::of(trace), slots, Contender::Clairvoyant, warm) as f64 / measured;
         let bound = resident.max(missed * trace.expert_bytes as f64 / machine.flash.bandwidth);
         let names = ["on demand", "one read + pool", "+ overlap", "+ look-ahead"];
-        let mut rows: Vec<Row> = names
+        let mut configs: Vec<_> = names.into_iter().zip(lookahead::ladder(settings)).collect();
+        if machine.readback > 0.0 {
+            configs.push(("the same, layer by layer", Settings { run_ahead: 0, ..settings }));
+        }
+        let mut rows: Vec<Row> = configs
             .into_iter()
-            .zip(lookahead::ladder(settings))
             .map(|(name, settings)| {
                 let outcome = simulate(trace, slots, settings, machine, warm);
                 Row {
@@ -202,6 +207,7 @@ impl Report {
                     speculative_bytes: outcome.speculative_bytes as f64 / measured,
                     stall_bytes: 1e3 * outcome.stall_bytes / measured,
                     stall_roundtrip: 1e3 * outcome.stall_roundtrip / measured,
+                    readbacks: outcome.readbacks as f64 / measured,
                     efficiency: bound * measured / outcome.seconds,
                 }
             })
@@ -213,7 +219,8 @@ impl Report {
             demand_bytes: 0.0,
             speculative_bytes: 0.0,
             stall_bytes: 0.0,
-            stall_roundtrip: 1e3 * machine.readback * shape.layers as f64,
+            stall_roundtrip: 1e3 * machine.readback,
+            readbacks: f64::from(u8::from(machine.readback > 0.0)),
             efficiency: 1.0,
         });
         let speed = |trace: &Trace, machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
@@ -251,11 +258,15 @@ impl Report {
             "{}, {} slots: predicted, not measured; at most {:.1} tok/s",
             self.profile, self.slots, self.bound
         )?;
-        writeln!(out, "{:<20} tok/s  hit %  demand + speculative MB  waited for bytes, results ms  efficiency", "")?;
+        writeln!(
+            out,
+            "{:<24} tok/s  hit %  demand + speculative MB  waited for bytes, results ms  efficiency  readbacks",
+            ""
+        )?;
         for row in &self.rows {
             writeln!(
                 out,
-                "{:<20} {:>5.2} {:>6.1} {:>7.1} + {:>13.1} {:>19.1}, {:>10.1} {:>11.2}",
+                "{:<24} {:>5.2} {:>6.1} {:>7.1} + {:>13.1} {:>19.1}, {:>10.1} {:>11.2} {:>10.1}",
                 row.name,
                 row.tokens_per_second,
                 100.0 * row.hit,
@@ -264,11 +275,12 @@ impl Report {
                 row.stall_bytes,
                 row.stall_roundtrip,
                 row.efficiency,
+                row.readbacks,
             )?;
         }
-        writeln!(out, "\n{:<20} × ½ tok/s  × 2 tok/s", "if this were")?;
+        writeln!(out, "\n{:<24} × ½ tok/s  × 2 tok/s", "if this were")?;
         for change in &self.sensitivity {
-            writeln!(out, "{:<20} {:>9.2} {:>10.2}", change.assumption, change.halved, change.doubled)?;
+            writeln!(out, "{:<24} {:>9.2} {:>10.2}", change.assumption, change.halved, change.doubled)?;
         }
         Ok(())
     }

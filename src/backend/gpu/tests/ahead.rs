@@ -9,7 +9,7 @@ use super::*;
 use crate::backend::gpu::program::Id;
 use crate::backend::gpu::readback::Readback;
 use crate::backend::gpu::work;
-use crate::backend::{Looked, Place, RunAhead, WorkItem};
+use crate::backend::{Place, RunAhead, WorkItem};
 use crate::error::Error;
 use crate::flash::Bytes;
 
@@ -45,14 +45,10 @@ fn tiles(words: &[u32], arenas: usize) -> Vec<Vec<(u32, Vec<u32>)>> {
     (0..arenas).map(arena).collect()
 }
 
-/// What of a layer's choice has to be run with these slots.
-fn missing(looked: &Looked, slot: impl Fn(u32) -> Option<u32>) -> Vec<WorkItem> {
-    let pairs = looked.ids.iter().zip(&looked.ran).enumerate().filter(|(_, (_, ran))| !**ran);
-    let item = |(i, (id, _)): (usize, (&u32, &bool))| {
-        let (row, rank) = ((i / looked.top_k) as u32, (i % looked.top_k) as u32);
-        slot(*id).map(|slot| WorkItem { row, rank, slot })
-    };
-    pairs.filter_map(item).collect()
+/// A layer's choice as work, with these slots.
+fn items(ids: &[u32], top_k: usize, slot: impl Fn(u32) -> u32) -> Vec<WorkItem> {
+    let item = |(i, id): (usize, &u32)| WorkItem { row: (i / top_k) as u32, rank: (i % top_k) as u32, slot: slot(*id) };
+    ids.iter().enumerate().map(item).collect()
 }
 
 /// Which expert of which layer the host has put where.
@@ -74,30 +70,22 @@ impl Slots {
         gpu.write_slot(slot, place, extent).unwrap();
     }
 
-    /// Does for a layer that lacks experts what the host has to. Says whether it lacked any.
-    fn complete(
-        &mut self,
-        gpu: &mut Gpu,
-        layer: usize,
-        looked: &Looked,
-        extents: &[Bytes],
-        random: &mut Random,
-    ) -> bool {
-        let there: Vec<bool> = looked.ids.iter().map(|id| self.of(layer, *id).is_some()).collect();
-        assert_eq!(looked.ran, there, "layer {layer}");
-        if !there.contains(&false) {
-            return false;
-        }
-        for item in missing(looked, Some) {
-            if self.of(layer, item.slot).is_none() {
-                let place = Place { layer, expert: item.slot as usize };
-                self.put(gpu, place, &looked.ids, &extents[place.expert], random);
+    fn lacks(&self, layer: usize, ids: &[u32]) -> bool {
+        ids.iter().any(|id| self.of(layer, *id).is_none())
+    }
+
+    /// Does for a layer that lacks experts what the host has to.
+    fn complete(&mut self, gpu: &mut Gpu, layer: usize, ids: &[u32], extents: &[Bytes], random: &mut Random) {
+        for &id in ids {
+            if self.of(layer, id).is_none() {
+                let place = Place { layer, expert: id as usize };
+                self.put(gpu, place, ids, &extents[place.expert], random);
             }
         }
+        let top_k = gpu.plan.layers[layer].moe.unwrap().top_k;
         block_on(gpu.settle()).unwrap();
-        gpu.run_experts(layer, &missing(looked, |id| self.of(layer, id))).unwrap();
+        gpu.run_experts(layer, &items(ids, top_k, |id| self.of(layer, id).unwrap())).unwrap();
         gpu.finish_layer(layer).unwrap();
-        true
     }
 }
 
@@ -117,15 +105,18 @@ fn check_lookup(seed: u64, shape: Shape, tuning: Tuning) {
         }
         gpu.begin(0, &rows).unwrap();
         let ahead = block_on(gpu.run(0..1, 0, 0..0)).unwrap();
-        let [looked] = &ahead.layers[..] else { panic!("{} layers", ahead.layers.len()) };
-        assert_eq!((looked.top_k, &looked.ids), (shape.top_k, &routing.ids));
+        let [ids] = &ahead.ids[..] else { panic!("{} layers", ahead.ids.len()) };
+        assert_eq!(ids, &routing.ids);
+        assert_eq!(ahead.stopped, slots.lacks(0, ids));
 
-        let all = Looked { ran: vec![false; looked.ids.len()], ..looked.clone() };
-        let listed = work::list(&gpu.program, shape.top_k, &missing(&all, |id| slots.of(0, id)));
+        let work = if ahead.stopped { Vec::new() } else { items(ids, shape.top_k, |id| slots.of(0, id).unwrap()) };
+        let listed = work::list(&gpu.program, shape.top_k, &work);
         let (arenas, work) = (gpu.program.pool.arenas.len(), gpu.program.routed.unwrap().work);
         assert_eq!(tiles(&words(&mut gpu, work), arenas), tiles(&listed.words, arenas));
 
-        slots.complete(&mut gpu, 0, looked, &moe.experts, &mut random);
+        if ahead.stopped {
+            slots.complete(&mut gpu, 0, ids, &moe.experts, &mut random);
+        }
         assert!(same_bits(&expected, &block_on(gpu.residual()).unwrap()));
     }
 }
@@ -161,16 +152,21 @@ fn forward_ahead(gpu: &mut Gpu, model: &Model, embeddings: &[f32], chunk: usize,
             let end = layer + 1 + random.below(layers - layer);
             let foresee = random.below(4);
             let ahead = block_on(gpu.run(layer..end, foresee, 0..m)).unwrap();
-            for looked in &ahead.layers {
-                out.stops += usize::from(slots.complete(gpu, layer, looked, &model.experts[layer], random));
-                out.ids.extend(&looked.ids);
+            for (i, ids) in ahead.ids.iter().enumerate() {
+                let stopped = ahead.stopped && i + 1 == ahead.ids.len();
+                assert_eq!(stopped, slots.lacks(layer, ids), "layer {layer}");
+                if stopped {
+                    slots.complete(gpu, layer, ids, &model.experts[layer], random);
+                    out.stops += 1;
+                }
+                out.ids.extend(ids);
                 layer += 1;
             }
             assert_eq!(ahead.foreseen.len(), foresee.min(layers - layer));
             let foreseen = ahead.foreseen.iter().enumerate();
             out.foreseen.extend(foreseen.map(|(i, scores)| (out.tokens, layer - 1, i, scores.clone())));
             logits = ahead.logits;
-            assert_eq!(logits.is_some(), ahead.layers.last().unwrap().ran.iter().all(|ran| *ran) && layer == layers);
+            assert_eq!(logits.is_some(), !ahead.stopped && layer == layers);
         }
         let logits = logits.unwrap_or_else(|| block_on(gpu.logits(0..m)).unwrap());
         out.logits.extend(logits);
@@ -263,7 +259,7 @@ fn one_readback_where_nothing_is_missing() {
     gpu.begin(0, &Random::new(4).values(HIDDEN)).unwrap();
     let ahead = block_on(gpu.run(0..4, 2, 0..1)).unwrap();
     assert!(ahead.logits.is_some() && ahead.foreseen.is_empty());
-    assert!(ahead.layers.iter().all(|looked| looked.ids.len() == TOP_K && !looked.ran.contains(&false)));
+    assert!(!ahead.stopped && ahead.ids.iter().all(|ids| ids.len() == TOP_K));
     assert_eq!(gpu.traffic().readbacks - before, 1);
     let costs = block_on(gpu.costs()).unwrap();
     assert!(costs.round_trip > 0.0 && costs.skipped >= 0.0, "{costs:?}");

@@ -191,7 +191,7 @@ impl<'a> Bench<'a> {
                 speculative_bytes: (now.guess_bytes - before.guess_bytes) as f64 / tokens,
                 stall_bytes: 1e3 * (now.waits.flash - before.waits.flash) / tokens,
                 stall_roundtrip: 0.0,
-                readbacks: 0.0,
+                readbacks: (now.traffic.readbacks - before.traffic.readbacks) as f64 / tokens,
                 resident: median(near),
                 time: 1e3 * median(runner.times.clone()),
                 predicted: None,

@@ -2,6 +2,7 @@
 
 use outrider::Result;
 use outrider::engine::{Engine, Want};
+use outrider::les::Settings;
 use outrider::les::spans::{Awaited, What};
 use outrider::les::trace::Trace;
 use outrider::model::plan::{Op, Plan, Weight};
@@ -30,8 +31,10 @@ pub struct Costs {
     pub reads: f64,
 }
 
-/// Runs tokens one after the other, with forecasts of so many layers ahead.
+/// Runs tokens one after the other and layer by layer, with forecasts of so many layers ahead.
 pub async fn run(engine: &mut Engine, tokens: &[Token], depth: usize) -> Result<Costs> {
+    let settings = engine.scheduling();
+    engine.set_scheduling(Settings { run_ahead: 0, ..settings });
     engine.record(depth);
     for &(token, first) in tokens {
         if first {
@@ -39,6 +42,7 @@ pub async fn run(engine: &mut Engine, tokens: &[Token], depth: usize) -> Result<
         }
         engine.forward(&[token], Want::Last, None).await?;
     }
+    engine.set_scheduling(settings);
     Ok(Costs::of(&engine.take_recording().expect("it was begun above")))
 }
 

@@ -44,6 +44,8 @@ pub struct Resident {
     costs: Costs,
     /// Of a device's results.
     readback: f64,
+    /// A layer that is submitted and not reached.
+    skipped: f64,
     wake: f64,
     /// Seconds a token computes: what slowness is relative to.
     pub compute: f64,
@@ -133,8 +135,9 @@ impl Resident {
             let foresee = costs.foresee + more.max(0.0);
             costs = Costs { foresee, ..without.divided(plan, layers, readback) };
         }
+        let skipped = engine.ahead_costs().map_or(0.0, |costs| costs.skipped);
         let machine = Machine { readback, ..costs.machine() };
-        Ok(Resident { costs, readback, wake: flash::wake(), compute: machine.compute(layers, top_k) })
+        Ok(Resident { costs, readback, skipped, wake: flash::wake(), compute: machine.compute(layers, top_k) })
     }
 
     /// Has another engine check every extent that tokens need, which is done once.
@@ -168,6 +171,7 @@ impl Resident {
             flash: measured.speed,
             upload,
             readback: self.readback,
+            skipped: self.skipped,
             begin,
             request,
             alert: ALERT,
@@ -208,6 +212,7 @@ impl Resident {
             ("foresee", spans("a later layer's router and the forecast made of it")),
             ("upload", format!("measured: {typical}, every expert read on demand")),
             ("readback", readback),
+            ("skipped", "measured when the model was loaded: a submission of all layers, none of which has tokens, less a readback; 0 where none is submitted ahead".to_owned()),
             ("begin", format!("measured: what parts leave of a pass, {typical}, less its reads")),
             ("request", request),
             ("alert", "as the engine was built".to_owned()),
