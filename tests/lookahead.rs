@@ -59,13 +59,15 @@ struct Schedule {
     slots: usize,
     throttle: Throttle,
     widths: Vec<usize>,
+    untrained: bool,
 }
 
 fn any_schedule() -> impl Strategy<Value = Schedule> {
     let settings = (1usize..5, 0usize..4, 1usize..4, 0usize..5, 0.0f64..0.9, any::<(bool, bool, bool)>(), 0usize..7);
     let throttle = (0.0f64..2e-4, 1usize..4, 0.0f64..4e-4, 0u32..60, any::<u64>());
     // 5 layers of 11 experts, of which 3 are chosen.
-    (settings, throttle, 3usize..56, prop::collection::vec(1usize..20, 1..4)).prop_map(|(s, t, slots, widths)| {
+    let widths = prop::collection::vec(1usize..20, 1..4);
+    (settings, throttle, 3usize..56, widths, any::<bool>()).prop_map(|(s, t, slots, widths, untrained)| {
         let (reads, guesses, lanes, depth, least_chance, (ready_first, keep, singly), run_ahead) = s;
         let (latency, flash_lanes, jitter, fail, seed) = t;
         // Failing reads are tried twice, so that one in very few would fail a run now and then.
@@ -75,6 +77,7 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
             slots,
             throttle: Throttle { latency, lanes: flash_lanes, jitter, fail_one_in, seed, ..Throttle::default() },
             widths,
+            untrained,
         }
     })
 }
@@ -86,10 +89,13 @@ fn same_bits_under_random_schedules(backend: BackendChoice, cases: u32) {
     engine.set_scheduling(plain);
     let expected = logits(&mut engine, &[TOKENS]).unwrap();
     drop(engine);
+    let mapped = common::with_rotated_maps(golden_pack());
     let mut guesses = 0;
     let config = ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() };
     let outcome = proptest::test_runner::TestRunner::new(config).run(&any_schedule(), |schedule| {
-        let (mut engine, flash) = load(golden_pack(), &Options { max_slots: Some(schedule.slots), ..options.clone() });
+        let Schedule { slots, untrained, .. } = schedule;
+        let (mut engine, flash) =
+            load(mapped.clone(), &Options { max_slots: Some(slots), untrained, ..options.clone() });
         engine.set_scheduling(schedule.settings);
         flash.set(Some(schedule.throttle));
         match logits(&mut engine, &schedule.widths) {

@@ -17,6 +17,8 @@ export interface Throttle {
 export interface Internals {
   /** Expert slots at most. */
   maxSlots?: number;
+  /** Whether experts are foreseen by routers alone, whatever maps the pack has. */
+  untrained?: boolean;
   /** From when the model is loaded. */
   throttle?: Throttle;
   /** Settings of the scheduler, `src/les/scheduler.rs`, that differ from what they are by default. */

@@ -134,7 +134,8 @@ pub trait Backend {
 
     /// What the routers of the layers `ahead` make of the residual as it is now: by layer `[m, experts]` scores, higher
     /// is likelier to be chosen. After [`begin`](Self::begin) that is the embedding, after [`mix`](Self::mix) what that
-    /// layer's own router saw; there `ahead` must be what `mix` was called with.
+    /// layer's own router saw; there `ahead` must be what `mix` was called with. Where a layer has a matrix
+    /// [fitted](crate::model::plan::Layer::fitted) to the distance it takes the place of the router.
     fn foresee(&mut self, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<Vec<f32>>>>;
 
     /// Whether calls return when their work is done, so that whoever has reads to see to hands out little at a time.

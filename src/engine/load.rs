@@ -57,6 +57,8 @@ pub struct Options {
     /// Checkpoints at most, whatever the budget would hold. Without any a sequence whose model has recurrent states goes
     /// back only to its beginning.
     pub max_checkpoints: usize,
+    /// Forecast by the later layer's router alone, whatever maps the pack has. Changes speed, never a result.
+    pub untrained: bool,
     /// Run the pack's self-test. Without it a GPU that computes wrongly goes unnoticed.
     pub self_test: bool,
 }
@@ -74,6 +76,7 @@ impl Default for Options {
             max_slots: None,
             f16: false,
             max_checkpoints: 4,
+            untrained: false,
             self_test: true,
         }
     }
@@ -88,22 +91,36 @@ impl Options {
     fn budget(&self) -> u64 {
         self.budget.unwrap_or(u64::MAX)
     }
+
+    fn without_maps(&self) -> Options {
+        Options { untrained: true, ..self.clone() }
+    }
 }
 
-impl Tensors for Manifest {
+/// What of a pack is made resident.
+struct Resident<'a> {
+    manifest: &'a Manifest,
+    maps: bool,
+}
+
+impl Tensors for Resident<'_> {
     fn core(&self, name: &str) -> Result<Stored> {
-        self.core.get(name).map(|t| t.stored()).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
+        self.manifest.stored(name)
     }
 
     fn expert_dtype(&self) -> Option<DType> {
-        self.experts.as_ref().map(|e| e.dtype)
+        self.manifest.experts.as_ref().map(|e| e.dtype)
+    }
+
+    fn map(&self, layer: usize, distance: usize) -> Option<Stored> {
+        self.core(&model::map_name(layer, distance)).ok().filter(|_| self.maps)
     }
 }
 
 /// The forward plan of a pack. What is read is sized by the manifest and what computes on it by the configuration, so
 /// both must say the same.
-fn plan_of(manifest: &Manifest) -> Result<Plan> {
-    let plan = model::plan_for(&manifest.config, manifest)?;
+fn plan_of(manifest: &Manifest, options: &Options) -> Result<Plan> {
+    let plan = model::plan_for(&manifest.config, &Resident { manifest, maps: !options.untrained })?;
     let bad = |reason: String| Err(Error::format("pack", reason));
     let e = &manifest.embedding;
     if (e.rows, e.cols) != (plan.vocab, plan.hidden) {
@@ -131,16 +148,18 @@ pub fn smallest_budget(manifest: &Manifest, options: &Options) -> Result<u64> {
     budgets(manifest, options).map(|budgets| budgets.start)
 }
 
-/// From the smallest budget with which a pack works to the one that holds it whole, from its manifest alone.
+/// From the smallest budget with which a pack works to the one that holds it whole, from its manifest alone. Maps are part
+/// of the whole, and give way where there is no room for them.
 pub fn budgets(manifest: &Manifest, options: &Options) -> Result<Range<u64>> {
-    let plan = plan_of(manifest)?;
+    let plan = plan_of(manifest, options)?;
+    let bare = plan_of(manifest, &options.without_maps())?;
     let workspace: &dyn Fn(&Plan, &Limits) -> Result<u64> = match options.backend {
         BackendChoice::Gpu => &Gpu::workspace_for,
         _ => &|plan, limits| Ok(Cpu::workspace_for(plan, limits)),
     };
-    let request = request(&plan, manifest, options, workspace);
-    let (_, whole) = request.divide(u64::MAX)?;
-    Ok(request.smallest_budget()?..whole.total())
+    let request = |plan| request(plan, manifest, options, workspace);
+    let (_, whole) = request(&plan).divide(u64::MAX)?;
+    Ok(request(&bare).smallest_budget()?..whole.total())
 }
 
 fn request<'a>(
@@ -197,8 +216,22 @@ impl Engine {
     /// [`Error::SelfTest`] where nothing is left to give way to, [`Error::NoGpu`], [`Error::Gpu`], [`Error::DeviceLost`],
     /// [`Error::Budget`], and those of reading the pack.
     pub async fn load(pack: Pack, options: &Options, mut on_progress: impl FnMut(u64, u64)) -> Result<Engine> {
-        let plan = plan_of(pack.manifest())?;
         let pack = Rc::new(pack);
+        let maps = pack.manifest().has_maps() && !options.untrained;
+        match Engine::load_with(&pack, options, &mut on_progress).await {
+            Err(Error::Budget { .. }) if maps => {
+                let mut engine = Engine::load_with(&pack, &options.without_maps(), &mut on_progress).await?;
+                engine
+                    .notices
+                    .push("reading ahead by routers alone: the budget has no room for the pack's maps".into());
+                Ok(engine)
+            }
+            loaded => loaded,
+        }
+    }
+
+    async fn load_with(pack: &Rc<Pack>, options: &Options, on_progress: &mut impl FnMut(u64, u64)) -> Result<Engine> {
+        let plan = plan_of(pack.manifest(), options)?;
         let mut notices = Vec::new();
         let mut f16 = options.f16;
         let engine = loop {
@@ -210,7 +243,7 @@ impl Engine {
             let error = match device {
                 Ok(device) => {
                     let tolerance = if half { Tolerance::F16 } else { Tolerance::F32 };
-                    let made = Engine::on_gpu(device, plan.clone(), &pack, options, &mut on_progress).await;
+                    let made = Engine::on_gpu(device, plan.clone(), pack, options, on_progress).await;
                     match tested(made, options, tolerance).await {
                         Ok(engine) => break engine,
                         Err(e) => Some(e),
@@ -229,7 +262,7 @@ impl Engine {
                 Some(e) => notices.push(format!("running on the CPU: {e}")),
                 None => {}
             }
-            let made = Engine::on_cpu(plan.clone(), &pack, options, &mut on_progress).await;
+            let made = Engine::on_cpu(plan.clone(), pack, options, on_progress).await;
             break tested(made, options, Tolerance::CPU).await?;
         };
         let info = engine.backend_info();

@@ -1,6 +1,7 @@
 //! A model, loaded: one sequence's state, prefill and decode. The engine reads what the scheduler asks for and hands it
 //! to the backend; it decides neither what to load nor how to compute.
 
+pub mod calibrate;
 mod experts;
 pub mod generate;
 pub mod ledger;
@@ -440,13 +441,17 @@ impl Engine {
     fn ahead(&self, origin: Origin) -> Range<usize> {
         let wanted = self.experts.wants(origin);
         match &self.experts.recorder {
-            Some(r) => wanted.start..(wanted.start + r.depth).min(self.plan().layers.len()).max(wanted.end),
+            Some(recorder) => recorder.ahead(origin, wanted, self.plan().layers.len()),
             None => wanted,
         }
     }
 
     /// Forecasts the layers to come from the residual as it is.
     async fn foresee(&mut self, origin: Origin) -> Result<()> {
+        if let Some(states) = self.experts.recorder.as_ref().and_then(|r| r.states.clone()) {
+            let state = self.backend.residual().await?;
+            states.borrow_mut().push(state);
+        }
         let ahead = self.ahead(origin);
         if ahead.is_empty() {
             return Ok(());

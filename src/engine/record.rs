@@ -1,6 +1,9 @@
 //! What passes go through, handed out pass by pass as they end.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
+use std::rc::Rc;
 
 use crate::clock;
 use crate::error::Result;
@@ -14,6 +17,8 @@ pub type OnPass = Box<dyn FnMut(Pass) -> Result<()>>;
 pub(super) struct Recorder {
     /// Layers ahead whose forecasts are recorded.
     pub depth: usize,
+    /// Takes what forecasts are made from, if that is recorded too; then with every router's own scores.
+    pub states: Option<Rc<RefCell<Vec<Vec<f32>>>>>,
     start: f64,
     pass: Option<Pass>,
     begin: f64,
@@ -26,7 +31,25 @@ pub(super) struct Recorder {
 impl Recorder {
     pub fn new(depth: usize, on_pass: OnPass) -> Recorder {
         let start = clock::now();
-        Recorder { depth, start, pass: None, begin: 0.0, spans: Vec::new(), reads: HashMap::new(), on_pass }
+        Recorder {
+            depth,
+            states: None,
+            start,
+            pass: None,
+            begin: 0.0,
+            spans: Vec::new(),
+            reads: HashMap::new(),
+            on_pass,
+        }
+    }
+
+    /// Layers whose forecasts from `origin` are recorded.
+    pub fn ahead(&self, origin: Origin, wanted: Range<usize>, layers: usize) -> Range<usize> {
+        let start = match origin {
+            Origin::Layer(layer) if self.states.is_some() => layer as usize,
+            _ => wanted.start,
+        };
+        start..(wanted.start + self.depth).min(layers).max(wanted.end)
     }
 
     /// Seconds since the recording began.

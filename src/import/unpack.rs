@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::source::{EMBEDDING, HEAD, expert_names};
 use crate::error::{Error, Result};
-use crate::model::text_config;
+use crate::model::{MAPS, text_config};
 use crate::pack::{Pack, Sink};
 use crate::tensor::{Layout, decode_row};
 
@@ -104,7 +104,8 @@ fn items(pack: &Pack) -> Vec<Item> {
     let embedding = &manifest.embedding;
     let mut items =
         vec![Item { name: EMBEDDING.into(), shape: vec![embedding.rows, embedding.cols], from: From::Embedding }];
-    for (name, tensor) in manifest.core.iter().filter(|(name, _)| *name != HEAD || !tied(&manifest.config)) {
+    let of_checkpoint = |name: &str| !name.starts_with(MAPS) && (name != HEAD || !tied(&manifest.config));
+    for (name, tensor) in manifest.core.iter().filter(|(name, _)| of_checkpoint(name)) {
         items.push(Item { name: name.clone(), shape: tensor.shape.clone(), from: From::Core });
     }
     let Some(experts) = &manifest.experts else { return items };

@@ -22,7 +22,7 @@ pub enum Origin {
 
 impl Origin {
     /// Layers from the origin to `layer`; the embedding lies before layer 0.
-    fn distance(self, layer: u32) -> usize {
+    pub fn distance(self, layer: u32) -> usize {
         match self {
             Origin::Embedding => layer as usize + 1,
             Origin::Layer(origin) => layer.saturating_sub(origin) as usize,
@@ -35,6 +35,12 @@ impl Origin {
 pub struct Recall {
     pub found: u64,
     pub of: u64,
+}
+
+impl std::iter::Sum for Recall {
+    fn sum<I: Iterator<Item = Recall>>(all: I) -> Recall {
+        all.fold(Recall::default(), |a, b| Recall { found: a.found + b.found, of: a.of + b.of })
+    }
 }
 
 /// Bins of the margin: from −4 to +4 standard deviations.

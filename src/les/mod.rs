@@ -16,6 +16,7 @@
 //! - [`FlashModel`]: how long reads take.
 //! - [`trace`], [`spans`], [`replay`], [`simulate`]: what passes went through and when, what other policies would have
 //!   read, and what the scheduler would make of it on another machine.
+//! - [`ridge`]: fitting the maps by which layers are forecast better than by their routers.
 //! - [`profile`], [`synthetic`]: such machines, and routing made up for models that cannot be run here.
 
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,7 @@ mod hot;
 mod pool;
 pub mod profile;
 pub mod replay;
+pub mod ridge;
 mod run_ahead;
 mod scheduler;
 pub mod simulate;

@@ -33,7 +33,24 @@ pub trait Tensors {
 
     /// Type of the routed experts' matrices, if the model has any.
     fn expert_dtype(&self) -> Option<crate::tensor::DType>;
+
+    /// The matrix [`map_name`], if there is one and it is to be used.
+    fn map(&self, _layer: usize, _distance: usize) -> Option<Stored> {
+        None
+    }
 }
+
+/// Layers ahead that there are maps for at most.
+pub const MAX_DISTANCE: usize = 4;
+
+/// Name of the core tensor that foretells what `layer` chooses from what the router `distance` layers before it sees: a
+/// matrix like the layer's router, see [`Layer::fitted`](plan::Layer::fitted).
+pub fn map_name(layer: usize, distance: usize) -> String {
+    format!("{MAPS}{layer}.{distance}.weight")
+}
+
+/// What the names of maps begin with, and of no tensor that a model computes with.
+pub const MAPS: &str = "outrider.foresee.";
 
 /// The part of a `config.json` that describes the language model: `text_config` in multimodal checkpoints.
 pub fn text_config(config: &Value) -> &Value {
@@ -98,6 +115,21 @@ impl Shaped<'_> {
             Stored::Vector(n) if n == len => Ok(self.parts.vector(name, len, map)),
             found => Err(wrong_shape(&name, &format!("a vector of {len}"), found)),
         }
+    }
+
+    /// The maps of a layer, by distance − 1.
+    fn maps(&mut self, layer: usize, experts: usize, hidden: usize) -> Result<Vec<Option<Weight>>> {
+        let mut maps = Vec::new();
+        for distance in 1..=MAX_DISTANCE.min(layer + 1) {
+            let name = map_name(layer, distance);
+            maps.push(match self.tensors.map(layer, distance) {
+                Some(Stored::Matrix(l)) if (l.rows, l.cols) == (experts, hidden) => Some(self.parts.matrix(name, l)),
+                Some(found) => return Err(wrong_shape(&name, &format!("a {experts} × {hidden} matrix"), found)),
+                None => None,
+            });
+        }
+        maps.truncate(maps.iter().rposition(Option::is_some).map_or(0, |last| last + 1));
+        Ok(maps)
     }
 
     fn experts(&self, hidden: usize, width: usize) -> Result<ExpertShape> {

@@ -162,8 +162,20 @@ pub struct Layer {
     /// This layer's router on the residual as it is, whatever layer it has come to: writes [`Plan::foreseen`] and touches
     /// nothing that `mix`, `shared` or the experts use.
     pub foresee: Vec<Op>,
+    /// The same with a matrix in the router's place that was fitted to what this layer chooses so many layers later: by
+    /// distance − 1, which is 0 for the router of the layer before.
+    pub fitted: Vec<Option<Vec<Op>>>,
     pub shared: Vec<Op>,
     pub moe: Option<Moe>,
+}
+
+impl Layer {
+    /// What scores this layer's experts from a residual that has come to the router `distance` layers before it, the
+    /// embedding lying before layer 0. At 0 that is its own router, and the scores those it chooses by.
+    pub fn foresee_from(&self, distance: usize) -> &[Op] {
+        let fitted = distance.checked_sub(1).and_then(|i| self.fitted.get(i)?.as_ref());
+        fitted.unwrap_or(&self.foresee)
+    }
 }
 
 /// Shape of one routed expert: `down · (silu(gate · x) ⊙ (up · x))`. Its extent holds the three matrices one after the
@@ -240,7 +252,11 @@ impl Plan {
 
     /// Operations of all parts.
     pub fn operations(&self) -> usize {
-        self.layers.iter().map(|l| l.mix.len() + l.foresee.len() + l.shared.len()).sum::<usize>() + self.head.len()
+        let of = |l: &Layer| {
+            let fitted = l.fitted.iter().flatten().map(Vec::len).sum::<usize>();
+            l.mix.len() + l.foresee.len() + fitted + l.shared.len()
+        };
+        self.layers.iter().map(of).sum::<usize>() + self.head.len()
     }
 
     /// Experts of the layer that has most.

@@ -193,12 +193,11 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
     let mut layers = Vec::new();
     for layer in 0..c.num_hidden_layers {
         let at = format!("model.layers.{layer}");
-        let mut mix = match c.layer_type(layer) {
+        let mix = match c.layer_type(layer) {
             LayerType::LinearAttention => delta_net(&mut s, &c, &bufs, &at)?,
             LayerType::FullAttention => attention(&mut s, &c, &bufs, &at, 2 * inv_freq.len())?,
         };
-        let (foresee, shared, moe) = experts(&mut s, &c, &bufs, &at, &mut mix)?;
-        layers.push(Layer { mix, foresee, shared, moe: Some(moe) });
+        layers.push(experts(&mut s, &c, &bufs, layer, mix)?);
     }
 
     let norm = s.vector("model.norm.weight", c.hidden_size, Map::PlusOne)?;
@@ -291,14 +290,10 @@ fn attention(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, at: &str, rotary: u
     ])
 }
 
-/// Adds the norm and the router to `mix`; returns the same for a look ahead, the shared expert and the routed ones.
-fn experts(
-    s: &mut Shaped<'_>,
-    c: &Config,
-    bufs: &Buffers,
-    at: &str,
-    mix: &mut Vec<Op>,
-) -> Result<(Vec<Op>, Vec<Op>, Moe)> {
+/// The layer that begins with `mix`: adds the norm and the router to it, the same for a look ahead, the shared expert and
+/// the routed ones.
+fn experts(s: &mut Shaped<'_>, c: &Config, bufs: &Buffers, layer: usize, mut mix: Vec<Op>) -> Result<Layer> {
+    let at = format!("model.layers.{layer}");
     let (h, width) = (c.hidden_size, c.shared_expert_intermediate_size);
     let norm = s.vector(format!("{at}.post_attention_layernorm.weight"), h, Map::PlusOne)?;
     let at = format!("{at}.mlp");
@@ -307,14 +302,16 @@ fn experts(
     let up = s.matrix(format!("{at}.shared_expert.up_proj.weight"), width, h)?;
     let down = s.matrix(format!("{at}.shared_expert.down_proj.weight"), h, width)?;
     let shared_gate = s.matrix(format!("{at}.shared_expert_gate.weight"), 1, h)?;
-    let route = |normed, logits| {
-        [
+    let route = |w, normed, logits| {
+        vec![
             Op::RmsNorm { x: bufs.residual, w: norm, y: normed, groups: 1, eps: c.rms_norm_eps },
-            Op::MatMul { x: normed, w: router, y: logits, add: false },
+            Op::MatMul { x: normed, w, y: logits, add: false },
         ]
     };
-    mix.extend(route(bufs.normed, bufs.router));
-    let foresee = route(bufs.ahead_normed, bufs.foreseen).to_vec();
+    mix.extend(route(router, bufs.normed, bufs.router));
+    let ahead = |w| route(w, bufs.ahead_normed, bufs.foreseen);
+    let maps = s.maps(layer, c.num_experts, h)?;
+    let fitted = maps.into_iter().map(|map| map.map(ahead)).collect();
     let shared = vec![
         Op::MatMul { x: bufs.normed, w: gate, y: bufs.shared_gate, add: false },
         Op::MatMul { x: bufs.normed, w: up, y: bufs.shared_up, add: false },
@@ -331,5 +328,5 @@ fn experts(
         renormalise: true,
         shared: Some((bufs.shared_out, bufs.shared_logit)),
     };
-    Ok((foresee, shared, moe))
+    Ok(Layer { mix, foresee: ahead(router), fitted, shared, moe: Some(moe) })
 }

@@ -6,7 +6,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{MANIFEST, is_manifest};
-use super::{Manifest, SelfTest, Sink};
+use super::maps::is_map_file;
+use super::{Manifest, Map, SelfTest, Sink, put_maps};
 use crate::error::{Error, Result};
 
 /// What at the target gives way to what is written. Names of files alone would not do: websites have a
@@ -134,16 +135,86 @@ impl Drop for DirectorySink {
 /// # Errors
 /// [`Error::Format`] if the manifest or the self-test is not valid, [`Error::Io`].
 pub fn set_self_test(dir: &Path, test: SelfTest) -> Result<()> {
-    let (path, partial) = (dir.join(MANIFEST), dir.join(format!(".{MANIFEST}.partial")));
-    let mut manifest = Manifest::parse(&fs::read(&path).map_err(Error::io(path.display()))?)?;
+    let mut manifest = read(dir)?;
     manifest.self_test = Some(test);
     manifest.validate()?;
-    let write = || {
-        let mut file = File::create(&partial)?;
-        file.write_all(&manifest.to_json())?;
-        file.sync_all()?;
-        // Takes the place of the old one at once.
-        fs::rename(&partial, &path)
-    };
-    write().map_err(Error::io(path.display()))
+    let mut sink = InPlace::new(dir);
+    sink.append(MANIFEST, &manifest.to_json())?;
+    sink.finish()
+}
+
+/// Puts maps into the pack at `dir`, in the place of any it has. Cut at any moment it is what it was, or has them all.
+///
+/// # Errors
+/// Those of [`put_maps`], [`Error::Format`] if the manifest is not valid, [`Error::Io`].
+pub fn set_maps(dir: &Path, maps: &[Map]) -> Result<Manifest> {
+    let before = read(dir)?;
+    let mut sink = InPlace::new(dir);
+    let manifest = put_maps(&before, maps, &mut sink)?;
+    sink.append(MANIFEST, &manifest.to_json())?;
+    sink.finish()?;
+    // What was replaced, and what calls that were cut have left.
+    let stale = |name: &str| is_map_file(name) && manifest.shards.iter().all(|shard| shard.file != name);
+    for entry in fs::read_dir(dir).map_err(Error::io(dir.display()))? {
+        let entry = entry.map_err(Error::io(dir.display()))?;
+        if entry.file_name().to_str().is_some_and(stale) {
+            fs::remove_file(entry.path()).map_err(Error::io(entry.path().display()))?;
+        }
+    }
+    Ok(manifest)
+}
+
+fn read(dir: &Path) -> Result<Manifest> {
+    let path = dir.join(MANIFEST);
+    Manifest::parse(&fs::read(&path).map_err(Error::io(path.display()))?)
+}
+
+/// Adds files to a directory, each under another name until all are written; then they take the place of what is there in
+/// the order in which they were begun, the manifest last.
+struct InPlace {
+    dir: PathBuf,
+    files: Vec<(String, File)>,
+}
+
+impl InPlace {
+    fn new(dir: &Path) -> InPlace {
+        InPlace { dir: dir.to_owned(), files: Vec::new() }
+    }
+
+    fn partial(&self, file: &str) -> PathBuf {
+        self.dir.join(format!(".{file}.partial"))
+    }
+}
+
+impl Sink for InPlace {
+    type Pack = ();
+
+    fn append(&mut self, file: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.partial(file);
+        if self.files.last().is_none_or(|(last, _)| last != file) {
+            let made = File::create(&path).map_err(Error::io(path.display()))?;
+            self.files.push((file.to_owned(), made));
+        }
+        let (_, open) = self.files.last_mut().expect("one was pushed");
+        open.write_all(bytes).map_err(Error::io(path.display()))
+    }
+
+    fn finish(mut self) -> Result<()> {
+        for (name, file) in &self.files {
+            file.sync_all().map_err(Error::io(self.partial(name).display()))?;
+        }
+        for (name, _) in std::mem::take(&mut self.files) {
+            let path = self.dir.join(&name);
+            fs::rename(self.partial(&name), &path).map_err(Error::io(path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for InPlace {
+    fn drop(&mut self) {
+        for (name, _) in &self.files {
+            let _ = fs::remove_file(self.partial(name));
+        }
+    }
 }

@@ -315,6 +315,11 @@ impl Manifest {
         self.shards.iter().map(|s| s.bytes).chain(self.files.iter().map(|f| f.bytes)).sum()
     }
 
+    /// Whether there are maps, see [`put_maps`](super::put_maps).
+    pub fn has_maps(&self) -> bool {
+        self.core.keys().any(|name| name.starts_with(crate::model::MAPS))
+    }
+
     /// How a core tensor is stored.
     pub fn stored(&self, name: &str) -> Result<Stored> {
         self.core.get(name).map(CoreTensor::stored).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })

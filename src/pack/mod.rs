@@ -4,11 +4,13 @@
 //! - `core-NNNNN.bin`: what stays resident, matrices in their device layout, vectors as f32;
 //! - `embedding-NNNNN.bin`: token embeddings row by row, read when a token is;
 //! - `experts-NNNNN.bin`: one extent per expert (gate, up, down), aligned to 4096 bytes, so that one expert is one read;
+//! - `maps-HASH-NNNNN.bin`, optional: core tensors by which experts are foreseen ([`put_maps`]);
 //! - the tokenizer's files, model card and licence, copied.
 
 #[cfg(not(target_arch = "wasm32"))]
 mod directory;
 mod manifest;
+mod maps;
 mod self_test;
 mod verify;
 mod writer;
@@ -20,11 +22,12 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 #[cfg(not(target_arch = "wasm32"))]
-pub use directory::{DirectorySink, Replace, set_self_test};
+pub use directory::{DirectorySink, Replace, set_maps, set_self_test};
 pub use manifest::{
     CORE_EXTENT, CoreTensor, EXTENT_ALIGN, Embedding, Experts, Extent, FileEntry, Hash, Kind, MANIFEST, Manifest,
     Piece, Quantisation, RowPiece, Shard, VERSION, check_file_name,
 };
+pub use maps::{Map, copy_with_maps, put_maps};
 pub use self_test::{SelfTest, SelfTestRow};
 pub use verify::{Bad, Progress, verify};
 pub use writer::{Identity, MemorySink, PackWriter, Sink};
@@ -150,6 +153,23 @@ impl Pack {
         self.check(index, &bytes)?;
         bytes.truncate(self.expert_bytes());
         Ok(Bytes::Owned(bytes))
+    }
+
+    /// Writes some shards and every file of the pack to a sink, checking them.
+    async fn copy_files(&self, sink: &mut impl Sink, keep: impl Fn(&str) -> bool) -> Result<()> {
+        for (shard, extents) in self.manifest.shards.iter().zip(&self.by_shard).filter(|(s, _)| keep(&s.file)) {
+            for &index in extents {
+                let extent = &self.manifest.extents[index];
+                let bytes = self.flash.read(&shard.file, extent.offset, extent.bytes as usize).await?.into_vec();
+                self.check(index, &bytes)?;
+                sink.append(&shard.file, &bytes)?;
+            }
+        }
+        for FileEntry { file, .. } in &self.manifest.files {
+            let bytes = self.file(file).await?.ok_or_else(|| Error::MissingFile { file: file.clone() })?;
+            sink.append(file, &bytes)?;
+        }
+        Ok(())
     }
 
     /// A copied file such as `tokenizer.json`, if the pack has it.

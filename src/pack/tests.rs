@@ -254,3 +254,93 @@ proptest! {
         let _ = Manifest::parse(&json);
     }
 }
+
+fn map(layer: usize, distance: usize, seed: usize) -> Map {
+    let layout = Layout::new(DType::Q8, 3, 48);
+    Map { layer, distance, layout, bytes: encode(&layout, "m", &values(144, seed)).unwrap() }
+}
+
+#[test]
+fn maps_come_and_go_without_the_rest_being_touched() {
+    let (bare, flash) = small();
+    let mut files = flash.into_files();
+    let copy = |flash: MemoryFlash, maps: &[Map]| {
+        let pack = open(flash).unwrap();
+        block_on(copy_with_maps(&pack, maps, MemorySink::default())).unwrap()
+    };
+    let first = [map(1, 1, 5), map(1, 2, 6)];
+    let (manifest, flash) = copy(MemoryFlash::new(files.clone()), &first);
+    assert!(manifest.has_maps() && !bare.has_maps());
+    assert!(block_on(verify(&flash, |_| ())).unwrap().is_empty());
+    let pack = open(flash.clone()).unwrap();
+    assert_eq!(pack.manifest(), &manifest);
+    for map in &first {
+        let name = crate::model::map_name(map.layer, map.distance);
+        assert_eq!(block_on(pack.core(&name)).unwrap(), map.bytes);
+        assert_eq!(pack.core_layout(&name).unwrap().layout(), Some(map.layout));
+    }
+    block_on(read_all(&pack));
+    for (file, bytes) in flash.clone().into_files() {
+        assert!(file == MANIFEST || file.starts_with("maps-") || files[&file] == bytes, "{file}");
+    }
+    // Others take their place under another name; without any the pack is what it was.
+    let (second, replaced) = copy(flash.clone(), &[map(1, 1, 7)]);
+    let named = |m: &Manifest| m.shards.iter().find(|s| s.file.starts_with("maps-")).unwrap().file.clone();
+    assert_ne!(named(&manifest), named(&second));
+    assert_eq!(second.shards.len(), manifest.shards.len());
+    assert!(block_on(verify(&replaced, |_| ())).unwrap().is_empty());
+    assert_eq!(copy(replaced, &[]).1.into_files(), files);
+    // The same maps again are the same pack.
+    assert_eq!(copy(flash.clone(), &first).1.into_files(), flash.into_files());
+    let twice = put_maps(&bare, &[map(1, 1, 5), map(1, 1, 5)], &mut MemorySink::default());
+    assert_eq!(twice.unwrap_err().code(), "request");
+    // A shard that lies before others goes, too.
+    let mut moved = manifest.clone();
+    let last = moved.shards.len() - 1;
+    moved.shards.rotate_right(1);
+    let next = |shard: &mut usize| *shard = if *shard == last { 0 } else { *shard + 1 };
+    moved.extents.iter_mut().for_each(|e| next(&mut e.shard));
+    moved.core.values_mut().flat_map(|t| &mut t.pieces).for_each(|p| next(&mut p.shard));
+    moved.embedding.pieces.iter_mut().for_each(|p| next(&mut p.shard));
+    moved.validate().unwrap();
+    let without = put_maps(&moved, &[], &mut MemorySink::default()).unwrap();
+    assert_eq!(without, bare);
+    files.insert(MANIFEST.into(), without.to_json());
+    block_on(read_all(&open(MemoryFlash::new(files)).unwrap()));
+}
+
+/// Cut before the manifest is there, the pack is the one before; after, the one with the new maps.
+#[test]
+fn maps_are_put_into_a_directory_whole_or_not_at_all() {
+    let place = tempfile::tempdir().unwrap();
+    let dir = place.path();
+    let write = |files: &std::collections::BTreeMap<String, Vec<u8>>| {
+        files.iter().for_each(|(name, bytes)| std::fs::write(dir.join(name), bytes).unwrap());
+    };
+    let names = || -> std::collections::BTreeSet<String> {
+        std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    let good = || {
+        let flash = crate::flash::FileFlash::open(dir).unwrap();
+        block_on(verify(&flash, |_| ())).unwrap().is_empty()
+    };
+    write(&small().1.into_files());
+    // Of calls that were killed.
+    for left in ["maps-0123-00000.bin", ".maps-0123-00001.bin.partial"] {
+        std::fs::write(dir.join(left), "x").unwrap();
+    }
+    set_maps(dir, &[map(1, 1, 5)]).unwrap();
+    assert_eq!(names().iter().filter(|name| name.contains("maps-")).count(), 1);
+    let read = |name: &String| (name.clone(), std::fs::read(dir.join(name)).unwrap());
+    let before: std::collections::BTreeMap<_, _> = names().iter().map(read).collect();
+    let manifest = set_maps(dir, &[map(1, 1, 6)]).unwrap();
+    assert!(good());
+    let files: std::collections::BTreeSet<String> = manifest.shards.iter().map(|s| s.file.clone()).collect();
+    assert_eq!(names(), &files | &["tokenizer.json", MANIFEST].map(String::from).into());
+    write(&before);
+    assert!(good());
+    // What cannot be written changes nothing.
+    let now = names();
+    assert!(set_maps(dir, &[map(1, 1, 5), map(1, 1, 7)]).is_err());
+    assert!(good() && names() == now);
+}

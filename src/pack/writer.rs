@@ -132,21 +132,7 @@ impl<S: Sink> PackWriter<S> {
     }
 
     fn tensor(&mut self, name: &str, kind: Kind, layout: &Layout, shape: &[usize], bytes: &[u8]) -> Result<()> {
-        let mut pieces = Vec::new();
-        let mut rest = bytes;
-        while !rest.is_empty() {
-            let room = match self.max_shard - self.core.offset {
-                0 => self.max_shard,
-                room => room,
-            };
-            let (now, later) = rest.split_at(rest.len().min(room as usize));
-            let (shard, offset) = self.core.place(now.len() as u64, self.max_shard, &mut self.manifest);
-            pieces.push(Piece { shard, offset, bytes: now.len() as u64 });
-            self.core.write(now, CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
-            rest = later;
-        }
-        let pad = bytes.len().next_multiple_of(CORE_ALIGN as usize) - bytes.len();
-        self.core.write(&[0; CORE_ALIGN as usize][..pad], CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
+        let pieces = self.core.spread(bytes, self.max_shard, CORE_EXTENT, &mut self.manifest, &mut self.sink)?;
         let tensor = CoreTensor { kind, dtype: layout.dtype, shape: shape.to_vec(), pieces };
         match self.manifest.core.insert(name.to_owned(), tensor) {
             Some(_) => Err(Error::format("checkpoint", format!("tensor `{name}` appears twice"))),
@@ -206,8 +192,8 @@ impl<S: Sink> PackWriter<S> {
 }
 
 /// Shards of one kind, written one after the other.
-struct Stream {
-    prefix: &'static str,
+pub(super) struct Stream {
+    prefix: String,
     shards: usize,
     /// The shard being written, its length, and where its current extent starts.
     shard: usize,
@@ -219,8 +205,16 @@ struct Stream {
 }
 
 impl Stream {
-    fn new(prefix: &'static str) -> Stream {
-        Stream { prefix, shards: 0, shard: 0, offset: 0, start: 0, hasher: blake3::Hasher::new(), placed: 0 }
+    pub(super) fn new(prefix: impl Into<String>) -> Stream {
+        Stream {
+            prefix: prefix.into(),
+            shards: 0,
+            shard: 0,
+            offset: 0,
+            start: 0,
+            hasher: blake3::Hasher::new(),
+            placed: 0,
+        }
     }
 
     /// Where the next `bytes` go: a new shard if the current one has no room for them.
@@ -256,8 +250,35 @@ impl Stream {
         Ok(())
     }
 
+    /// Writes a tensor, in as many pieces as shards of this size need, and what aligns the next.
+    pub(super) fn spread(
+        &mut self,
+        bytes: &[u8],
+        max_shard: u64,
+        extent: u64,
+        manifest: &mut Manifest,
+        sink: &mut impl Sink,
+    ) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let room = match max_shard - self.offset {
+                0 => max_shard,
+                room => room,
+            };
+            let (now, later) = rest.split_at(rest.len().min(room as usize));
+            let (shard, offset) = self.place(now.len() as u64, max_shard, manifest);
+            pieces.push(Piece { shard, offset, bytes: now.len() as u64 });
+            self.write(now, extent, manifest, sink)?;
+            rest = later;
+        }
+        let pad = bytes.len().next_multiple_of(CORE_ALIGN as usize) - bytes.len();
+        self.write(&[0; CORE_ALIGN as usize][..pad], extent, manifest, sink)?;
+        Ok(pieces)
+    }
+
     /// Ends the current extent.
-    fn cut(&mut self, manifest: &mut Manifest) {
+    pub(super) fn cut(&mut self, manifest: &mut Manifest) {
         if self.offset > self.start {
             let hash = Hash(self.hasher.finalize().into());
             manifest.extents.push(Extent {

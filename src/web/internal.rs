@@ -14,6 +14,8 @@ use crate::les::Settings;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Internals {
     pub max_slots: Option<usize>,
+    #[serde(default)]
+    pub untrained: bool,
     pub throttle: Option<Throttle>,
     #[serde(default)]
     scheduling: Value,

@@ -54,7 +54,8 @@ impl WebOptions {
         let backend: BackendChoice = options.backend.parse().map_err(Error::Request)?;
         let WebOptions { budget, context, f16, internal, .. } = options;
         let max_slots = internal.as_ref().and_then(|i| i.max_slots);
-        Ok((Options { backend, budget, context, f16, max_slots, ..Options::default() }, internal))
+        let untrained = internal.as_ref().is_some_and(|i| i.untrained);
+        Ok((Options { backend, budget, context, f16, max_slots, untrained, ..Options::default() }, internal))
     }
 }
 

@@ -32,7 +32,8 @@ const CONFIGS = [
   ['on demand', slots, { ...pool, keep: false }],
   ['+ pool', slots, pool],
   ['+ overlap', slots, overlap],
-  ['+ look-ahead', slots, {}],
+  ['+ look-ahead untrained', slots, {}],
+  ['+ look-ahead trained', slots, {}, false],
   ['everything resident', EXPERTS, overlap],
 ];
 
@@ -87,9 +88,9 @@ async function decode(page, tokens) {
 /** One page within the other, so that all of them are open at once and can take turns. */
 async function open(backend, configs, pages) {
   if (configs.length === 0) return measure(backend, pages);
-  const [[name, maxSlots, scheduling], ...rest] = configs;
+  const [[name, maxSlots, scheduling, untrained = true], ...rest] = configs;
   return BROWSERS[0].open(server, async (page) => {
-    const { stats } = await must(load(page, { backend, internal: { maxSlots, scheduling } }));
+    const { stats } = await must(load(page, { backend, internal: { maxSlots, scheduling, untrained } }));
     await open(backend, rest, [...pages, { page, name, slots: stats.pool.slots, times: [] }]);
   });
 }

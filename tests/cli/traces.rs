@@ -75,10 +75,10 @@ fn a_trace_is_simulated_within_a_budget() {
     let small = simulate(&["--budget", "13MB"]);
     let large = simulate(&["--budget", "16MB"]);
     assert!(slots(&small) >= 4 && slots(&large) > slots(&small), "{small}");
-    // What one megabyte more holds is the same whoever says what lies beside the pool.
+    // What three megabytes more hold is the same whoever says what lies beside the pool, but for a slot cut off.
     let model = repository("models/concierge");
     let with = |budget| slots(&simulate(&["--budget", budget, "--model", text(&model)]));
-    assert_eq!(with("16MB") - with("13MB"), slots(&large) - slots(&small));
+    assert!((with("16MB") - with("13MB")).abs_diff(slots(&large) - slots(&small)) <= 1);
     assert_eq!(slots(&simulate(&["--slots", "77"])), 77);
 
     fails(&[&phone[..], &["--budget", "1MB"]].concat(), "a budget of 976.6 KiB is too small");
@@ -127,7 +127,7 @@ fn predictions_stand_beside_what_is_measured() {
     let run = ["lookahead", text(&model), "--text", text(&texts), "--rounds", "1", "--tokens", "4", "--slots", "80"];
     let report = json(&[&run[..], &["--slowness", "3", "--predict"]].concat());
     let rows = report["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 6);
+    assert_eq!(rows.len(), 7);
     let number = |value: &Value| value.as_f64().unwrap();
     for row in rows {
         let (predicted, speedup) = (&row["predicted"], number(&row["speedup"]));

@@ -9,8 +9,8 @@ use outrider::Result;
 use outrider::engine::{BackendChoice, Engine, Options, Probe, Want};
 use outrider::flash::{Flash, MemoryFlash};
 use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
-use outrider::pack::{MemorySink, Pack};
-use outrider::tensor::DType;
+use outrider::pack::{Map, MemorySink, Pack, copy_with_maps};
+use outrider::tensor::{DType, decode_row, encode};
 use safetensors::SafeTensors;
 
 /// A reference's results: one safetensors file.
@@ -100,6 +100,33 @@ pub fn pack(checkpoint: &Path, experts: DType, core: DType) -> MemoryFlash {
     let options = PackOptions::new(Precision::Given { experts, core });
     let checkpoint = Checkpoint::open(checkpoint).unwrap();
     pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ()).unwrap().pack
+}
+
+/// Layers ahead that [`with_rotated_maps`] makes maps for at most.
+pub const ROTATED_DEPTH: usize = 3;
+
+/// The pack with maps that foretell every expert in the place of another: what a layer's router says of expert `e`, its map
+/// for a distance `d` says of expert `e + d`. There is none for layer 2 from the layer before it.
+pub fn with_rotated_maps(flash: MemoryFlash) -> MemoryFlash {
+    pollster::block_on(async {
+        let pack = Pack::open(Rc::new(flash)).await.unwrap();
+        let mut maps = Vec::new();
+        for layer in 0..pack.manifest().experts.as_ref().unwrap().layers.len() {
+            let name = format!("model.layers.{layer}.mlp.gate.weight");
+            let router = pack.core(&name).await.unwrap();
+            let layout = pack.core_layout(&name).unwrap().layout().unwrap();
+            let mut values = vec![0.0; layout.rows * layout.cols];
+            for (row, out) in values.chunks_exact_mut(layout.cols).enumerate() {
+                decode_row(&layout, &router, row, out);
+            }
+            for distance in (1..=ROTATED_DEPTH.min(layer + 1)).filter(|distance| (layer, *distance) != (2, 1)) {
+                let mut rotated = values.clone();
+                rotated.rotate_right(distance * layout.cols);
+                maps.push(Map { layer, distance, layout, bytes: encode(&layout, &name, &rotated).unwrap() });
+            }
+        }
+        copy_with_maps(&pack, &maps, MemorySink::default()).await.unwrap().1
+    })
 }
 
 /// Loads a pack from wherever it is.

@@ -32,6 +32,8 @@ pub struct Cpu {
     /// Position and number of rows of the pass at hand.
     pos: usize,
     m: usize,
+    /// Layers of it that have run `mix`.
+    mixed: usize,
     routing: Routing,
     /// Inner activations `[chunk · top_k, width]` twice (gate and up), then outputs `[chunk · top_k, hidden]`.
     expert_gate: Vec<f32>,
@@ -68,6 +70,7 @@ impl Cpu {
             slots: vec![vec![0; plan.expert.map_or(0, |e| e.bytes())]; limits.slots],
             pos: 0,
             m: 0,
+            mixed: 0,
             routing: Routing::default(),
             expert_gate: vec![0.0; places * width],
             expert_up: vec![0.0; places * width],
@@ -271,7 +274,7 @@ impl Backend for Cpu {
         if m == 0 || m > self.limits.chunk || pos + m > self.limits.context {
             return Err(Error::Context { prompt: pos + m, context: self.limits.context });
         }
-        (self.pos, self.m) = (pos, m);
+        (self.pos, self.m, self.mixed) = (pos, m, 0);
         self.buffers[self.plan.residual.0][..embeddings.len()].copy_from_slice(embeddings);
         if let Some(rope) = self.plan.rope {
             let table = rope_table(&self.plan.inv_freq, pos, m);
@@ -282,6 +285,7 @@ impl Backend for Cpu {
 
     fn mix(&mut self, layer: usize, _: Range<usize>) -> LocalBoxFuture<'_, Result<Routing>> {
         self.run_all(|p| &p.layers[layer].mix, self.m);
+        self.mixed = layer + 1;
         let mut routing = Routing::default();
         if let Some(moe) = self.plan.layers[layer].moe {
             let n = self.m * moe.top_k;
@@ -297,7 +301,8 @@ impl Backend for Cpu {
 
     fn foresee(&mut self, ahead: Range<usize>) -> LocalBoxFuture<'_, Result<Vec<Vec<f32>>>> {
         let scores = ahead.map(|layer| {
-            self.run_all(|p| &p.layers[layer].foresee, self.m);
+            let distance = (layer + 1).saturating_sub(self.mixed);
+            self.run_all(|p| p.layers[layer].foresee_from(distance), self.m);
             let (Some(scores), Some(moe)) = (self.plan.foreseen, self.plan.layers[layer].moe) else {
                 return Vec::new();
             };

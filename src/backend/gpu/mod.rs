@@ -51,12 +51,19 @@ pub struct Stats {
 #[derive(Default)]
 struct Layer {
     mix: Vec<Dispatch>,
-    foresee: Vec<Dispatch>,
+    /// By distance; beyond the last as at 0.
+    foresee: Vec<Vec<Dispatch>>,
     forecasts: Vec<Vec<Dispatch>>,
     shared: Vec<Dispatch>,
     lookup: Option<Dispatch>,
     experts: Vec<[Dispatch; 2]>,
     combine: Option<Dispatch>,
+}
+
+impl Layer {
+    fn foresee_from(&self, distance: usize) -> &[Dispatch] {
+        self.foresee.get(distance).or(self.foresee.first()).map_or(&[], Vec::as_slice)
+    }
 }
 
 pub struct Gpu {
@@ -76,6 +83,8 @@ pub struct Gpu {
     table: SlotTable,
     /// What came back with a layer's routing: the layers it is about, and their scores.
     foreseen: (Range<usize>, Vec<Vec<f32>>),
+    /// Layers of the pass at hand that have run `mix`.
+    mixed: usize,
     /// Submissions that the GPU has not finished.
     in_flight: InFlight,
     /// Bytes written since the GPU was last known to have caught up.
@@ -108,7 +117,7 @@ impl Gpu {
                 let pipelines = Pipelines { device: &device, program: &program, buffers: &buffers };
                 let layer = |steps: program::LayerSteps| Layer {
                     mix: pipelines.dispatches(steps.mix),
-                    foresee: pipelines.dispatches(steps.foresee),
+                    foresee: steps.foresee.into_iter().map(|s| pipelines.dispatches(s)).collect(),
                     forecasts: steps.forecasts.into_iter().map(|s| pipelines.dispatches(s)).collect(),
                     shared: pipelines.dispatches(steps.shared),
                     lookup: steps.lookup.map(|s| pipelines.dispatch(s)),
@@ -136,6 +145,7 @@ impl Gpu {
             reading: Vec::new(),
             table,
             foreseen: (0..0, Vec::new()),
+            mixed: 0,
             in_flight: InFlight::default(),
             queued,
             stats: Stats { queued_bytes: queued, ..Stats::default() },
@@ -249,7 +259,8 @@ impl Gpu {
         let Activation { id, stride, .. } = self.program.activations[scores.0];
         let pass = self.pass;
         for layer in ahead {
-            self.record(|layers, _| &layers[layer].foresee, pass);
+            let distance = (layer + 1).saturating_sub(self.mixed);
+            self.record(|layers, _| layers[layer].foresee_from(distance), pass);
             at = self.copy_back(id, 0..4 * (pass.m as usize * stride) as u64, target, at);
         }
         at
@@ -289,6 +300,7 @@ impl Gpu {
         self.device.check()?;
         let pass = self.pass;
         self.record(|layers, _| &layers[layer].mix, pass);
+        self.mixed = layer + 1;
         let (Some(moe), Some(routed)) = (self.plan.layers[layer].moe, self.program.routed) else {
             self.record(|layers, _| &layers[layer].shared, pass);
             return Ok(Routing::default());
@@ -470,6 +482,7 @@ impl Backend for Gpu {
             return Err(Error::Context { prompt: pos + m, context: self.limits.context });
         }
         self.pass = Pass { m: m as u32, pos: pos as u32, tiles: 0 };
+        self.mixed = 0;
         self.announce();
         self.write_rows(self.plan.residual, embeddings);
         if let Some(rope) = self.plan.rope {

@@ -7,7 +7,7 @@ use super::shader::Variant;
 use super::tuning::{ATTENTION_BLOCK, ITEMS_A_TILE, Tuning};
 use crate::backend::PAIRS_AHEAD;
 use crate::error::{Error, Result, Size};
-use crate::model::plan::{Buf, Limits, Op, Plan, Rows, StateSpec, Weight, WeightKind};
+use crate::model::plan::{Buf, Layer, Limits, Op, Plan, Rows, StateSpec, Weight, WeightKind};
 use crate::tensor::{GROUP, Layout};
 
 /// WebGPU's default for workgroups in one dimension.
@@ -115,8 +115,9 @@ pub struct Step {
 #[derive(Default)]
 pub struct LayerSteps {
     pub mix: Vec<Step>,
-    pub foresee: Vec<Step>,
-    /// The same for a pass that was submitted ahead, by layers from the one it waits at.
+    /// By distance; beyond the last as at 0.
+    pub foresee: Vec<Vec<Step>>,
+    /// The same from 1 on for a pass that was submitted ahead, by layers from the one it waits at.
     pub forecasts: Vec<Vec<Step>>,
     pub shared: Vec<Step>,
     pub lookup: Option<Step>,
@@ -187,8 +188,10 @@ impl Program {
         for (i, layer) in plan.layers.iter().enumerate() {
             let mut steps = LayerSteps {
                 mix: c.ops(&layer.mix, Over::Chunk)?,
-                foresee: c.ops(&layer.foresee, Over::Chunk)?,
-                forecasts: c.forecasts(&layer.foresee)?,
+                foresee: (0..=layer.fitted.len())
+                    .map(|distance| c.ops(layer.foresee_from(distance), Over::Chunk))
+                    .collect::<Result<_>>()?,
+                forecasts: c.forecasts(layer)?,
                 shared: c.ops(&layer.shared, Over::Chunk)?,
                 ..Default::default()
             };
@@ -339,12 +342,12 @@ impl<'a> Compiler<'a> {
     }
 
     /// A layer's forecasts from each distance, over the tokens that wait.
-    fn forecasts(&mut self, ops: &[Op]) -> Result<Vec<Vec<Step>>> {
-        let distances = if ops.is_empty() { 0 } else { self.program.foreseen.len() };
+    fn forecasts(&mut self, layer: &Layer) -> Result<Vec<Vec<Step>>> {
+        let distances = if layer.foresee.is_empty() { 0 } else { self.program.foreseen.len() };
         let mut steps = Vec::with_capacity(distances);
         for distance in 0..distances {
             self.distance = distance;
-            steps.push(self.ops(ops, Over::Forecast)?);
+            steps.push(self.ops(layer.foresee_from(distance + 1), Over::Forecast)?);
         }
         self.distance = 0;
         Ok(steps)

@@ -5,8 +5,8 @@ use outrider::Result;
 use outrider::engine::{BackendChoice, Options, smallest_budget};
 use outrider::error::{Needed, Size};
 use outrider::flash::FileFlash;
-use outrider::model;
-use outrider::pack::{Manifest, read_manifest};
+use outrider::model::{self, MAPS};
+use outrider::pack::{CoreTensor, Manifest, read_manifest};
 
 use crate::print;
 
@@ -28,13 +28,14 @@ pub fn run(args: Args) -> Result<()> {
 
 fn write(out: &mut impl Write, m: &Manifest, tensors: bool) -> std::io::Result<()> {
     let licence = m.licence.as_deref().unwrap_or("not stated");
-    let core: u64 = m.core.values().map(|t| t.bytes() as u64).sum();
-    let parameters: u64 = m.core.values().map(|t| t.len() as u64).sum();
+    let (maps, core): (Vec<_>, Vec<_>) = m.core.iter().partition(|(name, _)| name.starts_with(MAPS));
+    let bytes = |tensors: &[(&String, &CoreTensor)]| Size(tensors.iter().map(|(_, t)| t.bytes() as u64).sum());
+    let parameters: u64 = core.iter().map(|(_, t)| t.len() as u64).sum();
     let e = &m.embedding;
     writeln!(out, "name          {}", m.name)?;
     writeln!(out, "licence       {licence}")?;
     writeln!(out, "architecture  {}{}", m.architecture, supported(m))?;
-    writeln!(out, "core          {} tensors, {}, {parameters} values", m.core.len(), Size(core))?;
+    writeln!(out, "core          {} tensors, {}, {parameters} values", core.len(), bytes(&core))?;
     let rows = e.stride * e.rows as u64;
     writeln!(out, "embedding     {} × {} {}, {}", e.rows, e.cols, e.dtype, Size(rows))?;
     match &m.experts {
@@ -50,6 +51,9 @@ fn write(out: &mut impl Write, m: &Manifest, tensors: bool) -> std::io::Result<(
             )?;
         }
         None => writeln!(out, "experts       none")?,
+    }
+    if !maps.is_empty() {
+        writeln!(out, "maps          {}, {}, by which experts are foreseen", maps.len(), bytes(&maps))?;
     }
     writeln!(out, "shards        {}, {} extents", m.shards.len(), m.extents.len())?;
     for f in &m.files {

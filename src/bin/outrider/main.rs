@@ -1,6 +1,7 @@
 //! The command line: packs, checks and runs models.
 
 mod bench;
+mod calibrate;
 mod chat;
 mod eval;
 mod hot;
@@ -12,6 +13,7 @@ mod pack;
 mod print;
 mod profile;
 mod progress;
+mod recall;
 mod self_test;
 mod simulate;
 mod statistics;
@@ -44,6 +46,7 @@ enum Command {
     Eval(eval::Args),
     Logits(logits::Args),
     Bench(bench::Args),
+    Calibrate(calibrate::Args),
     Lookahead(lookahead::Args),
     Simulate(simulate::Args),
     Profile(profile::Args),
@@ -63,6 +66,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Logits(args) => logits::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Calibrate(args) => calibrate::run(args),
         Command::Lookahead(args) => lookahead::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::Profile(args) => profile::run(args),

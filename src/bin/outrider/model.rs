@@ -33,6 +33,9 @@ pub struct ModelArgs {
     /// Multiply in f16 where the GPU can, which is coarser and on some GPUs faster
     #[arg(long)]
     f16: bool,
+    /// Foresee experts by the later layers' routers alone, even where the pack has maps made by `calibrate`
+    #[arg(long)]
+    untrained: bool,
 }
 
 impl ModelArgs {
@@ -44,6 +47,21 @@ impl ModelArgs {
     /// The same on the CPU.
     pub fn on_cpu(&self) -> ModelArgs {
         ModelArgs { backend: BackendChoice::Cpu, ..self.clone() }
+    }
+
+    /// Whether it foresees by maps: the pack of this engine has some, and they are wanted.
+    pub fn trains(&self, engine: &Engine) -> bool {
+        !self.untrained && engine.pack().manifest().has_maps()
+    }
+
+    /// The same without the maps of its pack.
+    pub fn untrained(&self) -> ModelArgs {
+        ModelArgs { untrained: true, ..self.clone() }
+    }
+
+    /// Another model, run in the same way.
+    pub fn at(&self, model: &str) -> ModelArgs {
+        ModelArgs { model: model.to_owned(), untrained: false, ..self.clone() }
     }
 
     /// What it was called.
@@ -70,6 +88,7 @@ impl ModelArgs {
             chunk: self.chunk,
             max_slots: self.max_slots,
             f16: self.f16,
+            untrained: self.untrained,
             ..Options::default()
         };
         let bar = progress::bytes("loading");

@@ -49,7 +49,7 @@ for (const { name, gpu, skip, visit } of BROWSERS.filter((browser) => browser.vi
         const phases = (await call('shown', named('phase'))).join('\n');
         assert.match(phases, /Downloading the model[^]*Loading the model into memory[^]*Warming up/);
         const figures = (await call('shown', named('progress-text'))).join('\n');
-        assert.match(figures, /[\d.]+ MiB of 18\.\d MiB · [\d.]+ MiB\/s · \d+ s left/);
+        assert.match(figures, /[\d.]+ MiB of 19\.\d MiB · [\d.]+ MiB\/s · \d+ s left/);
         assert.equal(await text(page, 'backend-pill'), 'CPU');
         if (!gpu) assert.match(await text(page, 'notice'), /CPU/);
         assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);

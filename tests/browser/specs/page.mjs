@@ -65,7 +65,7 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
         await reach(page, 'ready');
         slowly();
         const shown = (await progress()).join('\n');
-        assert.match(shown, /Downloading the model: [\d.]+ MiB of 18\.\d MiB · [\d.]+ MiB\/s · \d+ s left/);
+        assert.match(shown, /Downloading the model: [\d.]+ MiB of 19\.\d MiB · [\d.]+ MiB\/s · \d+ s left/);
         assert.match(shown, /Loading the model into memory/);
         assert.match(shown, /Warming up/);
         assert.equal(await ask(page, REPLIES[0].prompt), REPLIES[0].text);

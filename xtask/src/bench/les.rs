@@ -50,6 +50,8 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         command.current_dir(root).args(["lookahead", MODEL, "--text", TEXT]).args(args);
         exec::capture(&mut command)
     };
+    say!("counting what forecasts name");
+    let recall = lookahead(&["--recall"])?;
     say!("replaying the routing of {TEXT} with other pool policies");
     let policies = lookahead(&["--policies"])?;
     let rounds = options.rounds.unwrap_or(15).to_string();
@@ -59,7 +61,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     let mut report: Report = serde_json::from_str(line).context("the measurement printed something else")?;
     report.rows.iter_mut().for_each(|row| row.backend += " (native)");
     report.rows.extend(in_chromium(root, options)?);
-    let tables = tables(&report, &policies);
+    let tables = tables(&report, &policies, &recall);
     if options.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -103,11 +105,12 @@ those of a token: *waited* for experts' bytes, and *results* are what the GPU's 
 included, and how often something was read back. In Chromium sequences are of 24 tokens, fewer rounds are run, *cap* and
 *efficiency* are not known, timers are up to milliseconds late (more than a read should take with the CPU), and the GPU is a
 software renderer on the same cores: its rows say that everything works there and what is read and waited for, not how
-fast a GPU is.
+fast a GPU is. *Untrained* foresees by the later layers' routers, *trained* by the maps of the bundled pack, which
+`outrider calibrate` fitted to other dialogues.
 
 ";
 
-fn tables(report: &Report, policies: &str) -> String {
+fn tables(report: &Report, policies: &str, recall: &str) -> String {
     let mut out = format!("{}\n\n", machine());
     out += "| runs on | slots | r | | speed-up | 95 % | cap | efficiency | of resident | hits | demand | ahead | waited | results |\n";
     out += "|---|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|---:|\n";
@@ -133,5 +136,9 @@ fn tables(report: &Report, policies: &str) -> String {
         );
     }
     out += "\nHits by pool policy, from the recorded routing of the same tokens alone:\n\n";
-    out + policies.trim_end()
+    out += policies.trim_end();
+    out += "\n\nRecall: the share of a token's experts that a forecast of as many names, from the state so many layers before, by the\n\
+        later layer's router and *by map*, on all the dialogues; before layer 0 lies the token's embedding. *Its own router*, by\n\
+        the path of the forecasts, is the control.\n\n";
+    out + recall.trim_end()
 }

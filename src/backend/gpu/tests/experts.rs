@@ -50,7 +50,7 @@ pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
     };
     let experts = (0..s.experts).map(|_| expert()).collect();
     let moe = Moe { logits, x, y: c.residual, experts: s.experts, top_k: s.top_k, renormalise: s.renormalise, shared };
-    let layer = Layer { mix: c.mix, foresee: Vec::new(), shared: shared_ops, moe: Some(moe) };
+    let layer = Layer { mix: c.mix, shared: shared_ops, moe: Some(moe), ..Layer::default() };
     let limits = Limits { context: 64, chunk: s.chunk, head_rows: 1, slots: s.slots, checkpoints: 0 };
     let mut plan = plan(c.parts, c.residual, s.hidden, vec![layer]);
     plan.expert = Some(shape);

@@ -60,21 +60,25 @@ pub struct Config {
     name: &'static str,
     pub settings: Settings,
     pub pieces: usize,
+    /// Foresees by the maps of the pack.
+    pub trained: bool,
     /// The pool has a slot for every expert.
     everything: bool,
 }
 
-fn configs(settings: Settings) -> Vec<Config> {
+fn configs(settings: Settings, maps: bool) -> Vec<Config> {
     let [demand, pool, overlap, look] = super::ladder(settings);
-    let config = |name, settings, pieces| Config { name, settings, pieces, everything: false };
-    vec![
+    let config = |name, settings, pieces| Config { name, settings, pieces, trained: false, everything: false };
+    let trained = maps.then(|| Config { trained: true, ..config("+ look-ahead trained", look, 1) });
+    let ladder = [
         config("on demand, three reads", demand, 3),
         config("one read", demand, 1),
         config("+ pool", pool, 1),
         config("+ overlap", overlap, 1),
-        config("+ look-ahead", look, 1),
-        Config { everything: true, ..config("everything resident", overlap, 1) },
-    ]
+        config("+ look-ahead untrained", look, 1),
+    ];
+    let all = Config { everything: true, ..config("everything resident", overlap, 1) };
+    ladder.into_iter().chain(trained).chain([all]).collect()
 }
 
 struct Runner {
@@ -103,11 +107,13 @@ impl<'a> Bench<'a> {
         routes: &'a Routes,
         run: usize,
         only: Option<&str>,
+        maps: bool,
     ) -> Result<Bench<'a>> {
         let (small, large) = (model.with_slots(slots), model.with_slots(routes.shape.keys()));
         let mut runners = Vec::new();
-        for mut config in configs(Settings::default()) {
+        for mut config in configs(Settings::default(), maps) {
             let model = if config.everything { &large } else { &small };
+            let model = if config.trained { model.clone() } else { model.untrained() };
             let (mut engine, flash) = model.load_throttled().await?;
             let (ends, settings) = (runners.is_empty() || config.everything, engine.scheduling());
             config.settings = Settings { reads: settings.reads, singly: settings.singly, ..config.settings };

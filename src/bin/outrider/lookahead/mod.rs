@@ -8,13 +8,14 @@ mod simulate;
 use std::io::Write;
 use std::path::PathBuf;
 
+use outrider::engine::Engine;
 use outrider::les::Settings;
 use outrider::les::replay::{Contender, Routes};
 use outrider::{Error, Result};
 use serde::Serialize;
 
 use crate::model::ModelArgs;
-use crate::{print, texts};
+use crate::{print, recall, texts};
 use measure::Bench;
 pub use measure::slow;
 use predict::{Predicted, Predictor, Verdict};
@@ -45,6 +46,9 @@ pub struct Args {
     /// Compare pool policies by replaying the routing instead
     #[arg(long)]
     policies: bool,
+    /// Count how often forecasts name what is chosen instead, on all the texts
+    #[arg(long, conflicts_with_all = ["policies", "simulate"])]
+    recall: bool,
     /// Compare settings in virtual time instead
     #[arg(long)]
     simulate: bool,
@@ -108,28 +112,43 @@ pub fn run(args: Args) -> Result<()> {
 impl Args {
     async fn run(self) -> Result<()> {
         let model = self.model.on_cpu();
-        let mut resident = model.load().await?;
+        let mut resident = model.untrained().load().await?;
+        // By the maps of the pack, which were fitted to other texts.
+        let mut trained = if model.trains(&resident) { Some(model.load().await?) } else { None };
         let texts = texts::read(&self.text, None, &resident).await?;
+        if self.recall {
+            return write_recall(&mut resident, trained.as_mut(), &texts).await;
+        }
         let wanted = self.tokens * 2 * (self.rounds + measure::WARM_ROUNDS);
         let stream = measure::Stream::new(&texts, wanted, resident.context())?;
         let trace = measure::record(&mut resident, &stream, DEPTH).await?;
         let routes = Routes::of(&trace);
+        let by_maps = match &mut trained {
+            Some(engine) if !self.policies => Some(measure::record(engine, &stream, DEPTH).await?),
+            _ => None,
+        };
+        drop(trained);
         if self.simulate {
-            return simulate::compare(&trace, &self.slots, &self.slowness, self.tokens * 2 * measure::WARM_ROUNDS);
+            let warm = self.tokens * 2 * measure::WARM_ROUNDS;
+            return simulate::compare(&trace, by_maps.as_ref(), &self.slots, &self.slowness, warm);
         }
         if self.policies {
             return self.compare_policies(&routes, self.tokens * 2 * measure::WARM_ROUNDS);
         }
         let predictor = match self.predict {
-            true => Some(Predictor::new(&mut resident, &trace, &stream, self.tokens, self.rounds).await?),
+            true => {
+                let traces = (&trace, by_maps.as_ref());
+                Some(Predictor::new(&mut resident, traces, &stream, self.tokens, self.rounds).await?)
+            }
             false => None,
         };
         let mut groups = Vec::new();
         for &slots in &self.slots {
-            let mut bench = Bench::new(&model, slots, &stream, &routes, self.tokens, self.only.as_deref()).await?;
+            let (only, maps) = (self.only.as_deref(), by_maps.is_some());
+            let mut bench = Bench::new(&model, slots, &stream, &routes, self.tokens, only, maps).await?;
             for &slowness in &self.slowness {
                 let slowed = match &predictor {
-                    Some(predictor) => Some(predictor.slowed(&model, slots, slowness).await?),
+                    Some(predictor) => Some(predictor.slowed(&model.untrained(), slots, slowness).await?),
                     None => None,
                 };
                 let throttle = slowed.map(|slowed| slowed.throttle);
@@ -183,6 +202,17 @@ impl Args {
             Ok(())
         })
     }
+}
+
+async fn write_recall(untrained: &mut Engine, trained: Option<&mut Engine>, texts: &[Vec<u32>]) -> Result<()> {
+    let texts: Vec<&[u32]> = texts.iter().map(|ids| &ids[..ids.len().min(untrained.context())]).collect();
+    let depth = Settings::default().depth;
+    let router = untrained.recall(&texts, depth).await?;
+    let maps = match trained {
+        Some(engine) => Some(engine.recall(&texts, depth).await?),
+        None => None,
+    };
+    print::results(|out| recall::write(out, &router, maps.as_ref()))
 }
 
 fn write(out: &mut impl Write, row: &Row) -> std::io::Result<()> {

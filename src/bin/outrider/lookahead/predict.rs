@@ -23,6 +23,8 @@ const TOKENS: usize = 96;
 
 pub struct Predictor<'a> {
     trace: &'a Trace,
+    /// With forecasts by maps.
+    by_maps: Option<&'a Trace>,
     resident: Resident,
     tokens: &'a [(u32, bool)],
     /// Tokens of a run, and runs.
@@ -55,14 +57,14 @@ pub struct Predicted {
 impl<'a> Predictor<'a> {
     pub async fn new(
         engine: &mut Engine,
-        trace: &'a Trace,
+        (trace, by_maps): (&'a Trace, Option<&'a Trace>),
         stream: &'a Stream,
         run: usize,
         rounds: usize,
     ) -> Result<Predictor<'a>> {
         let tokens = &stream.tokens[..TOKENS.min(stream.tokens.len())];
         let resident = Resident::measure(engine, tokens).await?;
-        Ok(Predictor { trace, resident, tokens, run, runs: 2 * rounds })
+        Ok(Predictor { trace, by_maps, resident, tokens, run, runs: 2 * rounds })
     }
 
     /// Measures flash of some slowness, and what reading from it takes the host.
@@ -77,9 +79,10 @@ impl<'a> Predictor<'a> {
 
     /// Seconds a token by run, in virtual time.
     pub fn times(&self, config: &Config, slots: usize, slowed: &Slowed) -> Vec<f64> {
-        let mut simulation = Simulation::new(self.trace, slots, config.settings, slowed.machine);
+        let trace = self.by_maps.filter(|_| config.trained).unwrap_or(self.trace);
+        let mut simulation = Simulation::new(trace, slots, config.settings, slowed.machine);
         simulation.set_pieces(config.pieces);
-        let (warm, measured) = self.trace.passes.split_at(2 * WARM_ROUNDS * self.run);
+        let (warm, measured) = trace.passes.split_at(2 * WARM_ROUNDS * self.run);
         // Pools are filled before flash is slow.
         let fast = FlashSpeed { bandwidth: f64::INFINITY, latency: 0.0, lanes: 1 };
         simulation.set_machine(Machine { flash: fast, ..slowed.machine });

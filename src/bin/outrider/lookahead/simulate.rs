@@ -29,7 +29,8 @@ fn machine(trace: &Trace, slowness: f64) -> Machine {
     Machine { flash: FlashSpeed { bandwidth, latency: 0.25 * bytes / bandwidth, lanes: 2 }, ..base }
 }
 
-pub fn compare(trace: &Trace, slots: &[usize], slowness: &[f64], warm: usize) -> Result<()> {
+/// `by_maps`: the same passes with forecasts by maps.
+pub fn compare(trace: &Trace, by_maps: Option<&Trace>, slots: &[usize], slowness: &[f64], warm: usize) -> Result<()> {
     let routes = Routes::of(trace);
     let shape = trace.shape;
     let uses = ((routes.tokens() - warm) * shape.layers * shape.top_k) as f64;
@@ -39,7 +40,8 @@ pub fn compare(trace: &Trace, slots: &[usize], slowness: &[f64], warm: usize) ->
             let machine = machine(trace, slowness);
             let compute = machine.compute(shape.layers, shape.top_k);
             let bound = compute.max(compute * slowness * missed);
-            for (name, settings) in variants() {
+            for (name, settings, trained) in variants(by_maps.is_some()) {
+                let trace = by_maps.filter(|_| trained).unwrap_or(trace);
                 let outcome = run(trace, slots, settings, machine, warm);
                 let tokens = outcome.tokens as f64;
                 let time = outcome.seconds / tokens;
@@ -62,17 +64,21 @@ pub fn compare(trace: &Trace, slots: &[usize], slowness: &[f64], warm: usize) ->
     Ok(())
 }
 
-fn variants() -> Vec<(String, Settings)> {
+/// Names, settings, and whether forecasts are by maps.
+fn variants(maps: bool) -> Vec<(String, Settings, bool)> {
     let look = Settings { singly: true, ..Settings::default() };
     let mut all = vec![
-        ("no overlap".to_owned(), Settings { guesses: 0, ready_first: false, ..look }),
-        ("overlap".to_owned(), Settings { guesses: 0, ..look }),
+        ("no overlap".to_owned(), Settings { guesses: 0, ready_first: false, ..look }, false),
+        ("overlap".to_owned(), Settings { guesses: 0, ..look }, false),
     ];
     for depth in [1, 2, 3] {
         for least_chance in [0.1, 0.3, 0.5] {
             for guesses in [1, 2] {
-                let name = format!("depth {depth}, from {least_chance}, {guesses} at once");
-                all.push((name, Settings { depth, least_chance, guesses, ..look }));
+                for trained in [false, true].into_iter().take(1 + usize::from(maps)) {
+                    let how = if trained { " trained" } else { "" };
+                    let name = format!("depth {depth}{how}, from {least_chance}, {guesses} at once");
+                    all.push((name, Settings { depth, least_chance, guesses, ..look }, trained));
+                }
             }
         }
     }
