@@ -46,20 +46,24 @@ fn f16(options: &Options) -> Option<Engine> {
     f16_engine(&checkpoint(), options)
 }
 
-fn same_bits(load: impl Fn(&Options) -> Option<Engine>, chunks: &[usize], slots: &[usize], widths: &[&[usize]]) {
+/// Tokens of a pass at most; none for automatic.
+type Chunks<'a> = &'a [Option<usize>];
+
+fn same_bits(load: impl Fn(&Options) -> Option<Engine>, chunks: Chunks, slots: &[usize], widths: &[&[usize]]) {
     let prompt = tokens(41);
     let mut expected: Option<Vec<u32>> = None;
     for &chunk in chunks {
         for &max_slots in slots {
             let options = Options { chunk, max_slots: Some(max_slots), ..Options::default() };
             let Some(mut engine) = load(&options) else { return };
-            assert_eq!(engine.chunk(), chunk);
+            // Automatically there is room for the whole prompt.
+            assert!(chunk.map_or(engine.chunk() > prompt.len(), |chunk| engine.chunk() == chunk));
             assert_eq!(engine.slots(), max_slots);
             for widths in widths {
                 let bits = run(&mut engine, &prompt, widths);
                 match &expected {
                     None => expected = Some(bits),
-                    Some(e) => assert!(*e == bits, "chunk {chunk}, {max_slots} slots, passes of {widths:?} differ"),
+                    Some(e) => assert!(*e == bits, "chunk {chunk:?}, {max_slots} slots, passes of {widths:?} differ"),
                 }
             }
         }
@@ -71,27 +75,67 @@ fn same_bits(load: impl Fn(&Options) -> Option<Engine>, chunks: &[usize], slots:
 
 #[test]
 fn cpu_is_bit_identical_under_every_schedule() {
-    same_bits(of(BackendChoice::Cpu), &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+    same_bits(
+        of(BackendChoice::Cpu),
+        &[Some(1), Some(7), Some(32), None],
+        &[3, 7, 15, 20, 55],
+        &[&[64], &[1], &[5, 2, 9]],
+    );
 }
 
 #[test]
 fn gpu_is_bit_identical_under_every_schedule() {
-    same_bits(of(BackendChoice::Gpu), &[32, 5], &[55, 3, 15], &[&[64], &[5, 2, 9]]);
+    same_bits(of(BackendChoice::Gpu), &[None, Some(5)], &[55, 3, 15], &[&[64], &[5, 2, 9]]);
 }
 
 #[test]
 fn f16_is_bit_identical_under_every_schedule() {
-    same_bits(f16, &[32, 5], &[55, 3], &[&[17]]);
+    same_bits(f16, &[None, Some(5)], &[55, 3], &[&[17]]);
 }
 
 #[test]
 #[ignore = "large matrix"]
 fn gpu_is_bit_identical_under_every_schedule_in_full() {
-    same_bits(of(BackendChoice::Gpu), &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+    same_bits(
+        of(BackendChoice::Gpu),
+        &[Some(1), Some(7), Some(32), None],
+        &[3, 7, 15, 20, 55],
+        &[&[64], &[1], &[5, 2, 9]],
+    );
 }
 
 #[test]
 #[ignore = "large matrix"]
 fn f16_is_bit_identical_under_every_schedule_in_full() {
-    same_bits(f16, &[1, 7, 32], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+    same_bits(f16, &[Some(1), Some(7), Some(32), None], &[3, 7, 15, 20, 55], &[&[64], &[1], &[5, 2, 9]]);
+}
+
+/// A long prompt of the bundled model: the logits after it and after a few more tokens, however it is cut, with a small
+/// pool and with a large one.
+fn same_bits_of_a_long_prompt(backend: BackendChoice, chunks: Chunks, slots: &[usize]) {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/concierge");
+    let prompt: Vec<u32> = (0..300).map(|i| 3 + (i * 131 + i * i * 17) % 4000).collect();
+    let mut expected: Option<Vec<Vec<u32>>> = None;
+    for &chunk in chunks {
+        for &max_slots in slots {
+            let options = Options { backend, chunk, max_slots: Some(max_slots), ..Options::default() };
+            let mut engine = engine(&model, &options);
+            let mut last = |tokens: &[u32]| {
+                let logits = pollster::block_on(engine.forward(tokens, Want::Last, None)).unwrap();
+                logits.iter().map(|l| l.to_bits()).collect::<Vec<u32>>()
+            };
+            let bits = vec![last(&prompt), last(&[7]), last(&[1000])];
+            assert!(*expected.get_or_insert(bits.clone()) == bits, "chunk {chunk:?}, {max_slots} slots differ");
+        }
+    }
+}
+
+#[test]
+fn cpu_reads_long_prompts_alike() {
+    same_bits_of_a_long_prompt(BackendChoice::Cpu, &[None, Some(64), Some(256), Some(299)], &[10, 128, 512]);
+}
+
+#[test]
+fn gpu_reads_long_prompts_alike() {
+    same_bits_of_a_long_prompt(BackendChoice::Gpu, &[None, Some(64)], &[10, 512]);
 }

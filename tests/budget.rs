@@ -51,16 +51,19 @@ static ALLOCATOR: Counting = Counting;
 #[test]
 fn allocations_stay_within_the_budget() {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("models/concierge");
-    let smallest = {
-        let options = Options { backend: BackendChoice::Cpu, budget: Some(1), ..Options::default() };
+    let smallest_for = |too_small: u64| {
+        let options = Options { backend: BackendChoice::Cpu, budget: Some(too_small), ..Options::default() };
         let pack = pollster::block_on(outrider::import::open_model(model.to_str().unwrap())).unwrap();
         match pollster::block_on(outrider::engine::Engine::load(pack, &options, |_, _| {})) {
-            Err(Error::Budget { budget: 1, smallest, .. }) => smallest,
-            other => panic!("a budget of one byte: {:?}", other.map(|_| "loaded")),
+            Err(Error::Budget { budget, smallest, .. }) if budget == too_small => smallest,
+            other => panic!("a budget of {too_small} bytes: {:?}", other.map(|_| "loaded")),
         }
     };
-    let prompt: Vec<u32> = (3..80).collect();
-    let mut outputs = Vec::new();
+    let smallest = smallest_for(1);
+    assert_eq!(smallest_for(smallest - 1), smallest);
+    // Longer than the longest pass.
+    let prompt: Vec<u32> = (3..603).collect();
+    let (mut outputs, mut chunks) = (Vec::new(), Vec::new());
     for budget in [smallest, smallest + (1 << 20), 2 * smallest, 64 << 20] {
         let before = NOW.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
@@ -71,7 +74,9 @@ fn allocations_stay_within_the_budget() {
         let total = engine.ledger().total();
         assert!(total <= budget, "the ledger has {total} bytes of a budget of {budget}");
         assert!(peak <= total, "{peak} bytes were allocated where the ledger has {total}");
+        chunks.push(engine.chunk());
         println!("budget {budget}: ledger {total}, peak {peak}, {} slots, chunk {}", engine.slots(), engine.chunk());
     }
     assert!(outputs.windows(2).all(|w| w[0] == w[1]), "the output depends on the budget");
+    assert!(chunks[0] == 1 && chunks.is_sorted_by(|a, b| a < b), "more memory is for longer passes too: {chunks:?}");
 }

@@ -24,7 +24,8 @@ use pollster::block_on;
 use proptest::prelude::*;
 
 fn small(backend: BackendChoice, chunk: usize, max_checkpoints: usize) -> Engine {
-    let options = Options { chunk, max_checkpoints, context: Some(400), max_slots: Some(20), ..on(backend) };
+    let options =
+        Options { chunk: Some(chunk), max_checkpoints, context: Some(400), max_slots: Some(20), ..on(backend) };
     engine(&repository(GOLDEN_CHECKPOINTS[1]), &options)
 }
 
@@ -176,14 +177,14 @@ fn what_is_run_again_starts_at_the_nearest_checkpoint() {
     assert_eq!(run(&mut engine, &first, 10), 20);
     let second = [&first[..], &words(99, 10), &words(2, 30)].concat();
     assert_eq!(run(&mut engine, &second, 50), 30, "the second turn");
-    // Checkpoints: the last pass of the first prompt (16), the second turn (30), the last pass of its prompt (54), and in
-    // the reply (86).
-    assert_eq!(run(&mut engine, &second, 10), 6, "the reply once more");
+    // Checkpoints: before the last pass of the first prompt (12), the second turn (30), before the last pass of its prompt
+    // (52), and in the reply (84).
+    assert_eq!(run(&mut engine, &second, 10), 8, "the reply once more");
     assert_eq!(run(&mut engine, &[&second[..31], &words(3, 20)].concat(), 0), 21, "the second message edited");
-    assert_eq!(run(&mut engine, &[&first[..18], &words(4, 20)].concat(), 0), 22, "the first message edited");
-    assert_eq!(run(&mut engine, &[&first[..12], &words(5, 20)].concat(), 0), 32, "before any checkpoint");
+    assert_eq!(run(&mut engine, &[&first[..18], &words(4, 20)].concat(), 0), 26, "the first message edited");
+    assert_eq!(run(&mut engine, &[&first[..10], &words(5, 20)].concat(), 0), 30, "before any checkpoint");
     // Where they parted is a checkpoint from now on.
-    assert_eq!(run(&mut engine, &[&first[..12], &words(6, 20)].concat(), 0), 20, "parted there before");
+    assert_eq!(run(&mut engine, &[&first[..10], &words(6, 20)].concat(), 0), 20, "parted there before");
 }
 
 #[test]
@@ -199,8 +200,8 @@ fn a_stopped_reply_is_not_run_again_from_its_beginning() {
     engine.stop_flag().clear();
     assert_eq!(engine.position(), 95);
     let next = [&prompt[..], &answer[..75], &words(3, 9)].concat();
-    // From the checkpoint 64 tokens after the last pass of the prompt.
-    assert_eq!(run(&mut engine, &next, 0), 20 + 75 + 9 - (16 + 64));
+    // From the checkpoint 64 tokens after the one before the last pass of the prompt.
+    assert_eq!(run(&mut engine, &next, 0), 20 + 75 + 9 - (12 + 64));
 }
 
 /// Reads of experts from the given one on never end, until it is as good as infinite.
@@ -226,7 +227,7 @@ impl Flash for Stuck {
 #[test]
 fn a_dropped_call_does_no_harm() {
     let files = common::pack(&repository(GOLDEN_CHECKPOINTS[1]), DType::F32, DType::F32);
-    let options = Options { chunk: 8, max_slots: Some(30), ..on(BackendChoice::Cpu) };
+    let options = Options { chunk: Some(8), max_slots: Some(30), ..on(BackendChoice::Cpu) };
     let (prompt, answer) = (words(1, 60), words(2, 8));
     let expected = bits(&from_the_beginning(&mut common::load(files.clone(), &options).unwrap(), &prompt, &answer));
     for stuck_at in [1, 4, 20, 60, 100] {
@@ -259,7 +260,7 @@ fn attention_alone_needs_no_checkpoints() {
         config["layer_types"] = serde_json::json!(["full_attention"]);
         config["num_hidden_layers"] = 1.into();
     });
-    let options = Options { chunk: 8, ..on(BackendChoice::Cpu) };
+    let options = Options { chunk: Some(8), ..on(BackendChoice::Cpu) };
     let mut engine = engine(model.path(), &options);
     let mut fresh = common::engine(model.path(), &options);
     assert_eq!(engine.ledger().bytes(Kind::Checkpoint), 0);

@@ -2,13 +2,16 @@
 
 mod common;
 
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::rc::Rc;
 
 use common::repository;
-use outrider::engine::{BackendChoice, Engine, Options, Want};
+use futures_util::future::LocalBoxFuture;
+use outrider::engine::{BackendChoice, Engine, Options, Probe, Want};
 use outrider::error::{Error, Result};
-use outrider::flash::{MemoryFlash, Throttle, Throttled};
+use outrider::flash::{Bytes, Flash, MemoryFlash, Throttle, Throttled};
 use outrider::les::Settings;
 use outrider::les::spans::What;
 use outrider::les::trace::Trace;
@@ -33,6 +36,53 @@ fn load(flash: MemoryFlash, options: &Options) -> (Engine, Rc<Throttled>) {
 
 fn golden_pack() -> MemoryFlash {
     common::pack(&repository("tests/data/golden/qwen3_5_moe/b"), DType::F32, DType::F32)
+}
+
+/// Counts reads of experts, by file and offset.
+struct Counted {
+    files: MemoryFlash,
+    reads: Rc<RefCell<HashMap<(String, u64), usize>>>,
+}
+
+impl Flash for Counted {
+    fn read<'a>(&'a self, file: &'a str, offset: u64, len: usize) -> LocalBoxFuture<'a, Result<Bytes>> {
+        if file.starts_with("experts") {
+            *self.reads.borrow_mut().entry((file.to_owned(), offset)).or_default() += 1;
+        }
+        self.files.read(file, offset, len)
+    }
+
+    fn size<'a>(&'a self, file: &'a str) -> LocalBoxFuture<'a, Result<u64>> {
+        self.files.size(file)
+    }
+}
+
+/// A pass over many tokens needs nearly every expert, and reads each once, however few have a place and in whatever order
+/// they arrive.
+#[test]
+fn a_chunk_reads_an_expert_once() {
+    for (slots, guesses) in [(3, 0), (3, 2), (7, 2), (20, 0), (20, 2), (40, 3)] {
+        let reads = Rc::new(RefCell::default());
+        let flash = Counted { files: golden_pack(), reads: reads.clone() };
+        let throttled = Rc::new(Throttled::new(Rc::new(flash)));
+        let options = Options { max_slots: Some(slots), chunk: Some(40), ..common::on(BackendChoice::Cpu) };
+        let pack = pollster::block_on(Pack::open(throttled.clone())).unwrap();
+        let mut engine = pollster::block_on(Engine::load(pack, &options, |_, _| {})).unwrap();
+        engine.set_scheduling(Settings { guesses, least_chance: 0.0, ..engine.scheduling() });
+        throttled.set(Some(Throttle { jitter: 2e-4, ..Throttle::default() }));
+        for round in 0..3 {
+            reads.borrow_mut().clear();
+            let (before, mut probe) = (engine.counters(), Probe::default());
+            pollster::block_on(engine.forward(&tokens(40), Want::Nothing, Some(&mut probe))).unwrap();
+            let needed: usize = probe.ids.iter().map(|ids| ids.iter().collect::<HashSet<_>>().len()).sum();
+            let (made, now) = (reads.borrow(), engine.counters());
+            let twice = made.values().filter(|count| **count > 1).count();
+            assert_eq!(twice, 0, "{slots} slots, {guesses} guesses, round {round}: of {} experts", made.len());
+            assert!(round > 0 || made.len() >= needed && needed > 45, "{} reads for {needed}", made.len());
+            let bytes = now.expert_bytes() - before.expert_bytes();
+            assert_eq!(bytes, (made.len() * engine.pack().expert_bytes()) as u64);
+        }
+    }
 }
 
 /// Every logit of some tokens, taken in passes of the given widths.
@@ -197,9 +247,10 @@ fn failing_reads_are_tried_twice() {
     let options = Options { max_slots: Some(10), ..common::on(BackendChoice::Cpu) };
     let (mut engine, flash) = load(golden_pack(), &options);
     let expected = logits(&mut engine, &[7]).unwrap();
-    flash.set(Some(Throttle { fail_one_in: 100, seed: 3, ..Throttle::default() }));
+    flash.set(Some(Throttle { fail_one_in: 150, seed: 3, ..Throttle::default() }));
     let missed = engine.counters().experts.missed();
     assert!(logits(&mut engine, &[7]).unwrap() == expected, "single failures are nobody's business");
+    assert!(flash.failed() > 0);
     assert!(engine.counters().experts.missed() > missed + 100);
 
     flash.set(Some(Throttle { fail_one_in: 1, ..Throttle::default() }));

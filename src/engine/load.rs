@@ -46,8 +46,9 @@ pub struct Options {
     pub budget: Option<u64>,
     /// Positions a sequence can have; `None` for what the model was made for, at most [`DEFAULT_CONTEXT`].
     pub context: Option<usize>,
-    /// Tokens a pass takes at most.
-    pub chunk: usize,
+    /// Tokens a pass takes at most, fewer where the budget is small; `None` for as many as the budget's share for
+    /// activations holds and are of use. A prompt is cut into passes of so many, and each reads an expert once at most.
+    pub chunk: Option<usize>,
     /// Expert slots at most, whatever the budget would hold.
     pub max_slots: Option<usize>,
     /// Multiply matrices in f16 on GPUs that can, with sums in f32; with a notice where it cannot be had. Results are
@@ -72,7 +73,7 @@ impl Default for Options {
             backend: BackendChoice::Auto,
             budget: None,
             context: None,
-            chunk: 32,
+            chunk: None,
             max_slots: None,
             f16: false,
             max_checkpoints: 4,
@@ -176,6 +177,7 @@ fn request<'a>(
         host_bytes: host_bytes(manifest, plan) + 4 * options.context_for(&manifest.config) as u64,
         context: options.context_for(&manifest.config),
         chunk: options.chunk,
+        row_bytes: row_bytes(plan),
         max_slots: options.max_slots.unwrap_or(usize::MAX),
         max_checkpoints: options.max_checkpoints,
         workspace,
@@ -188,6 +190,17 @@ fn host_bytes(manifest: &Manifest, plan: &Plan) -> u64 {
     let files: u64 = manifest.files.iter().map(|f| f.bytes).sum();
     let extents = 256 * manifest.extents.len() as u64;
     module_bytes() + 8 * files + extents + ((plan.operations() as u64) << 10) + (1 << 20)
+}
+
+/// Layers that there are forecasts of at once: those from the layer at hand, and those from the one before it.
+const FORECASTS: usize = 4;
+
+/// What the host keeps for a token of a pass: its embedding and angles, each of its experts' choice, places and work item
+/// as they go from hand to hand, and forecasts of some layers, as scores and as what is made of them.
+fn row_bytes(plan: &Plan) -> u64 {
+    const CHOICE: usize = 64;
+    const FORECAST: usize = FORECASTS * (2 * size_of::<f32>() + 2);
+    (4 * (plan.hidden + 2 * plan.inv_freq.len()) + CHOICE * plan.top_k() + FORECAST * plan.most_experts()) as u64
 }
 
 /// What a wasm module takes up in its memory before it allocates anything, constants and the stack, and what lies idle
@@ -328,9 +341,9 @@ impl Engine {
         })
     }
 
-    /// Empties the pool and counts from nothing, as if the engine had just been made. What running ahead costs is measured
-    /// now that every kernel has run.
-    async fn forget_experts(&mut self) -> Result<()> {
+    /// Empties the pool, forgets the sequence and counts from nothing, with settings and forecasts as if the engine had just
+    /// been made. What running ahead costs is measured now that every kernel has run.
+    pub async fn forget_experts(&mut self) -> Result<()> {
         let costs = match self.backend.run_ahead() {
             Some(backend) => {
                 let costs = backend.costs().await?;

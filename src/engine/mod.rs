@@ -31,7 +31,7 @@ use crate::les::{Counts, Forecast, Origin, Settings};
 use crate::model::plan::Plan;
 use crate::pack::Pack;
 use experts::Experts;
-use ledger::{Kind, Ledger};
+use ledger::Ledger;
 use record::Recorder;
 use resume::Checkpoints;
 
@@ -224,7 +224,7 @@ impl Engine {
             backend: self.backend_info().kind.to_owned(),
             slots: self.slots(),
             context: self.context(),
-            core_bytes: self.ledger.total() - self.ledger.bytes(Kind::Pool),
+            core_bytes: self.ledger.smallest - self.ledger.smallest_pool,
         };
         Header { shape: self.experts.shape(), expert_bytes: self.pack.expert_bytes(), setup: Some(setup) }
     }

@@ -8,8 +8,12 @@
 use super::{Engine, Want};
 use crate::error::{Error, Result};
 
-/// Tokens of a reply after which there is a new checkpoint in it, so that little is run again when it was stopped.
-const REPLY_STEP: usize = 32;
+/// Tokens after which there is a new checkpoint in a reply, so that little is run again when it was stopped, and which are
+/// worth one in a prompt.
+const STEP: usize = 32;
+/// Tokens at the end of a prompt that are run by themselves, after a checkpoint: more than a chat template puts after what
+/// was said, and few, because a pass of their own reads their experts once more.
+const TAIL: usize = 8;
 
 /// What a checkpoint is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,18 +133,18 @@ impl Engine {
         if prompt.len() > self.context() {
             return Err(Error::Context { prompt: prompt.len(), context: self.context() });
         }
-        let (shared, chunk) = (self.shared(prompt), self.chunk());
+        let (shared, step) = (self.shared(prompt), self.chunk().min(STEP));
         self.cached = self.resume(prompt)?;
         self.keep(Place::Turn)?;
         // Where two prompts parted a third may part as well, as new conversations do after the same instructions.
-        if shared >= self.position() + chunk {
+        if shared >= self.position() + step {
             self.forward(&prompt[self.position()..shared], Want::Nothing, None).await?;
             self.keep(Place::Turn)?;
         }
-        // A reply that is asked for again, or shown otherwise by the chat template, parts at the prompt's end. The last
-        // pass is the one that is cheap to repeat.
+        // A reply that is asked for again, or shown otherwise by the chat template, parts at the prompt's end.
         let rest = &prompt[self.position()..];
-        let (before, last) = rest.split_at((rest.len() - 1) / chunk * chunk);
+        let splits = rest.len() > step && self.checkpoints.slots > 0 && self.plan().checkpointed().next().is_some();
+        let (before, last) = rest.split_at(if splits { rest.len() - step.min(TAIL) } else { 0 });
         if !before.is_empty() {
             self.forward(before, Want::Nothing, None).await?;
             self.keep(Place::Turn)?;
@@ -151,7 +155,7 @@ impl Engine {
     /// Runs one token of a reply and returns its logits.
     pub async fn decode(&mut self, token: u32) -> Result<Vec<f32>> {
         let logits = self.forward(&[token], Want::Last, None).await?;
-        if self.position() >= self.checkpoints.last() + REPLY_STEP {
+        if self.position() >= self.checkpoints.last() + STEP {
             self.keep(Place::Reply)?;
         }
         Ok(logits)

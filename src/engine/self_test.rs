@@ -97,7 +97,7 @@ pub async fn record_self_test(pack: Pack) -> Result<SelfTest> {
     let options = Options {
         backend: BackendChoice::Cpu,
         context: Some(TOKENS),
-        chunk: TOKENS,
+        chunk: Some(TOKENS),
         max_slots: Some(TOKENS.saturating_mul(top_k)),
         max_checkpoints: 0,
         self_test: false,

@@ -4,6 +4,10 @@
 //! not itself still need; what is there runs while the rest arrives; guesses are read only while nothing that is waited
 //! for is outstanding, nearest layer first, and only if they are likelier to be needed than what makes room for them.
 //!
+//! A pass over several tokens, such as a chunk of a prompt, goes through most experts of a layer, so that they stream
+//! through its slots in the order in which they arrive. Each is read once at most: what was read ahead for the next layer
+//! stays until that layer has run it, and nothing farther ahead is guessed at.
+//!
 //! A slot is chosen when the bytes have arrived, so that its old content is of use until then. An expert whose work has
 //! been handed out may be overwritten at once: the one who carries the actions out does so in order.
 
@@ -174,6 +178,8 @@ pub struct Scheduler {
     /// By expert: the pass it was tried in.
     tried: Vec<u32>,
     pass: u32,
+    /// Tokens of the pass.
+    rows: usize,
     busy: f64,
     frequencies: Frequencies,
     warming: Warming,
@@ -204,6 +210,7 @@ impl Scheduler {
             guessed: Vec::new(),
             tried: vec![0; shape.keys()],
             pass: 1,
+            rows: 1,
             busy: 0.0,
             frequencies: Frequencies::new(shape),
             warming: Warming::default(),
@@ -255,7 +262,13 @@ impl Scheduler {
         if self.settings.guesses == 0 || self.pool.holds_all() {
             return next..next;
         }
-        next..(next + self.settings.depth as u32).min(self.shape.layers as u32).max(next)
+        self.guessed_at(next)
+    }
+
+    /// Layers from the next one on that guesses are made at.
+    fn guessed_at(&self, next: u32) -> std::ops::Range<u32> {
+        let depth = if self.rows > 1 { self.settings.depth.min(1) } else { self.settings.depth };
+        next..(next + depth as u32).min(self.shape.layers as u32).max(next)
     }
 
     /// Layers that may be submitted before their routing is known.
@@ -293,6 +306,7 @@ impl Scheduler {
 
     fn begin(&mut self, rows: usize) {
         self.end_layer();
+        self.rows = rows;
         self.pool.advance(rows);
         self.frequencies.advance(rows);
         self.forecast.begin();
@@ -493,7 +507,14 @@ impl Scheduler {
         if self.layer.is_some_and(|layer| key.layer < layer) {
             return None;
         }
-        self.forecast.chance(key)
+        if self.rows == 1 {
+            return self.forecast.chance(key);
+        }
+        match self.tried[self.shape.index(key)] == self.pass {
+            true => Some(f64::INFINITY),
+            // Its turn comes before that of what has run.
+            false => Some((self.rows as f64 * self.pool.heat(key)).min(1.0)),
+        }
     }
 
     fn place(&self, key: Key, chance: f64) -> Option<u32> {
@@ -552,6 +573,8 @@ impl Scheduler {
         let chance = self.forecast.chance(key).filter(|_| ahead);
         match self.place(key, chance.unwrap_or_else(|| self.pool.heat(key))) {
             Some(slot) if self.settings.keep => Some(self.upload(at, slot)),
+            // It waits for its layer, which needs it or lets it go.
+            None if self.rows > 1 && ahead && self.tried[self.shape.index(key)] == self.pass => None,
             _ => {
                 self.counts.dropped += 1;
                 self.guessed.retain(|guessed| *guessed != key);
@@ -566,9 +589,8 @@ impl Scheduler {
         if !self.has_room() || self.is_waiting() || self.reading.len() >= most || !self.settings.keep {
             return None;
         }
-        let from = self.layer.map_or(0, |layer| layer + 1);
-        let layers = from..(from + self.settings.depth as u32).min(self.shape.layers as u32);
-        let Some(key) = layers.into_iter().find_map(|layer| self.best_guess(layer)) else { return self.read_warm() };
+        let mut layers = self.guessed_at(self.layer.map_or(0, |layer| layer + 1));
+        let Some(key) = layers.find_map(|layer| self.best_guess(layer)) else { return self.read_warm() };
         self.counts.guess_reads += 1;
         self.guessed.push(key);
         self.tried[self.shape.index(key)] = self.pass;
@@ -577,7 +599,7 @@ impl Scheduler {
 
     /// What an earlier visit had. In a pass only while flash has nothing at all to do, for a guess may come any time.
     fn read_warm(&mut self) -> Option<Action> {
-        if self.layer.is_some() && (!self.reading.is_empty() || self.busy > SATURATED) {
+        if self.rows > 1 || self.layer.is_some() && (!self.reading.is_empty() || self.busy > SATURATED) {
             return None;
         }
         while let Some(key) = self.warming.left.pop_front() {

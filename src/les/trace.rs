@@ -37,7 +37,7 @@ pub struct Setup {
     pub slots: usize,
     /// Positions a sequence can have.
     pub context: usize,
-    /// Bytes that a budget holds beside the pool.
+    /// Bytes that a budget holds beside the pool at least.
     pub core_bytes: u64,
 }
 

@@ -79,10 +79,11 @@ fn a_place_that_cannot_be_written_to_is_named() {
 fn limits_are_made_to_fit() {
     let load = |options: Options| common::load(MemoryFlash::new(small()), &options);
     let cpu = || common::on(BackendChoice::Cpu);
-    let engine = load(Options { context: Some(usize::MAX), chunk: usize::MAX, max_slots: Some(0), ..cpu() }).unwrap();
+    let engine =
+        load(Options { context: Some(usize::MAX), chunk: Some(usize::MAX), max_slots: Some(0), ..cpu() }).unwrap();
     assert_eq!((engine.context(), engine.slots()), (512, 2));
     assert!((1..=512).contains(&engine.chunk()));
-    let engine = load(Options { context: Some(0), chunk: 0, max_slots: Some(usize::MAX), ..cpu() }).unwrap();
+    let engine = load(Options { context: Some(0), chunk: Some(0), max_slots: Some(usize::MAX), ..cpu() }).unwrap();
     assert_eq!((engine.context(), engine.chunk(), engine.slots()), (1, 1, 32));
     assert_error(load(Options { budget: Some(0), ..cpu() }).map(|_| ()), "budget", &["0 bytes"]);
     assert!(load(Options { budget: Some(u64::MAX), ..cpu() }).is_ok());

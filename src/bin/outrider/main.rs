@@ -10,6 +10,7 @@ mod logits;
 mod lookahead;
 mod model;
 mod pack;
+mod prefill;
 mod print;
 mod profile;
 mod progress;
@@ -48,6 +49,7 @@ enum Command {
     Bench(bench::Args),
     Calibrate(calibrate::Args),
     Lookahead(lookahead::Args),
+    Prefill(prefill::Args),
     Simulate(simulate::Args),
     Profile(profile::Args),
     Trace(trace::Args),
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Calibrate(args) => calibrate::run(args),
         Command::Lookahead(args) => lookahead::run(args),
+        Command::Prefill(args) => prefill::run(args),
         Command::Simulate(args) => simulate::run(args),
         Command::Profile(args) => profile::run(args),
         Command::Trace(args) => trace::run(args),

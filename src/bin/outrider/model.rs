@@ -1,6 +1,8 @@
 //! Which model a command runs, and on what.
 
+use std::fmt::{Display, Formatter};
 use std::rc::Rc;
+use std::str::FromStr;
 
 use outrider::Result;
 use outrider::engine::{BackendChoice, Engine, Options};
@@ -10,6 +12,30 @@ use outrider::import::open_model;
 use outrider::pack::Pack;
 
 use crate::progress;
+
+/// Tokens of a pass; none for as many as the budget has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Chunk(pub Option<usize>);
+
+impl FromStr for Chunk {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Chunk, String> {
+        match (s, s.parse()) {
+            ("auto", _) => Ok(Chunk(None)),
+            (_, Ok(tokens @ 1..)) => Ok(Chunk(Some(tokens))),
+            _ => Err(format!("`{s}` is neither a number of tokens nor auto")),
+        }
+    }
+}
+
+impl Display for Chunk {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(tokens) => tokens.fmt(f),
+            None => f.pad("auto"),
+        }
+    }
+}
 
 #[derive(clap::Args, Clone)]
 pub struct ModelArgs {
@@ -24,9 +50,9 @@ pub struct ModelArgs {
     /// Tokens a conversation can have [default: what the model was made for, at most 4096]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Tokens a pass takes at most
-    #[arg(long, value_name = "TOKENS", default_value_t = Options::default().chunk)]
-    chunk: usize,
+    /// Tokens of a prompt that a pass takes at most, or auto for what the budget has room for
+    #[arg(long, value_name = "TOKENS|auto", default_value = "auto")]
+    chunk: Chunk,
     /// Expert slots at most, whatever the budget would hold
     #[arg(long, value_name = "SLOTS")]
     max_slots: Option<usize>,
@@ -42,6 +68,11 @@ impl ModelArgs {
     /// The same with a pool of at most `slots`.
     pub fn with_slots(&self, slots: usize) -> ModelArgs {
         ModelArgs { max_slots: Some(slots), ..self.clone() }
+    }
+
+    /// The same with passes of other sizes.
+    pub fn with_chunk(&self, chunk: Chunk) -> ModelArgs {
+        ModelArgs { chunk, ..self.clone() }
     }
 
     /// The same on the CPU.
@@ -85,7 +116,7 @@ impl ModelArgs {
             backend: self.backend,
             budget: self.budget.map(|size| size.0),
             context: self.context,
-            chunk: self.chunk,
+            chunk: self.chunk.0,
             max_slots: self.max_slots,
             f16: self.f16,
             untrained: self.untrained,

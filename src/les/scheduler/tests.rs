@@ -23,6 +23,9 @@ struct World {
     ids: Vec<u32>,
     done: Vec<bool>,
     lost: bool,
+    /// Tokens of the pass, and by expert its reads, those that failed or were cancelled left out.
+    rows: usize,
+    reads_of: [u32; SHAPE.layers * SHAPE.experts],
 }
 
 impl World {
@@ -36,7 +39,15 @@ impl World {
             ids: Vec::new(),
             done: Vec::new(),
             lost: false,
+            rows: 1,
+            reads_of: [0; SHAPE.layers * SHAPE.experts],
         }
+    }
+
+    fn begin(&mut self, rows: usize) {
+        self.scheduler.on(Event::Begin { rows });
+        self.reads.iter_mut().for_each(|read| read.1 = false);
+        (self.rows, self.reads_of) = (rows, [0; _]);
     }
 
     fn route(&mut self, layer: u32, ids: &[u32]) {
@@ -66,6 +77,8 @@ impl World {
             Action::Read { key, demand } => {
                 assert!(self.reads.iter().all(|read| read.0 != key) && !self.memory.contains(&key), "read twice");
                 assert!(!self.slots.contains(&Some(key)), "read though it is there");
+                self.reads_of[SHAPE.index(key)] += 1;
+                assert!(self.rows == 1 || self.reads_of[SHAPE.index(key)] == 1, "read twice for several tokens");
                 let waited = self.reads.iter().any(|read| read.1);
                 assert!(demand || !waited, "a guess while something is waited for");
                 assert!(demand || self.reads.len() < settings.guesses);
@@ -109,9 +122,16 @@ impl World {
     fn end_read(&mut self, how: u32, failures: bool) {
         let at = how as usize % self.reads.len();
         let (key, _, cancelled) = self.reads.swap_remove(at);
+        let again = &mut self.reads_of[SHAPE.index(key)];
         let event = match how / 64 % 8 {
-            0 if failures => Event::Failed { key },
-            1..4 if cancelled => Event::Cancelled { key },
+            0 if failures => {
+                *again = again.saturating_sub(1);
+                Event::Failed { key }
+            }
+            1..4 if cancelled => {
+                *again = again.saturating_sub(1);
+                Event::Cancelled { key }
+            }
             _ => {
                 self.memory.push(key);
                 Event::Arrived { key }
@@ -153,7 +173,7 @@ fn any_settings() -> impl Strategy<Value = Settings> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
     /// Whatever the order of events, every layer ends, runs each pair once on its own expert, and holds what it may.
     #[test]
@@ -167,8 +187,7 @@ proptest! {
         for (rows, seed) in passes {
             let mut state = seed | 1;
             let mut draw = move || { state ^= state << 13; state ^= state >> 17; state ^= state << 5; state >> 3 };
-            world.scheduler.on(Event::Begin { rows });
-            world.reads.iter_mut().for_each(|read| read.1 = false);
+            world.begin(rows);
             for layer in 0..SHAPE.layers as u32 {
                 if draw() % 8 == 0 { world.scheduler.on(Event::Flash { busy: f64::from(draw() % 100) / 100.0 }); }
                 let ids: Vec<u32> = (0..rows).flat_map(|_| {
@@ -206,7 +225,7 @@ fn an_earlier_visit_warms_the_pool() {
         }
         let warm = if guesses > 0 { 10 } else { 0 };
         let expected: Vec<_> = [2, 3].map(|expert| world.scheduler.pool().slot_of(key(0, expert)).is_some()).into();
-        world.scheduler.on(Event::Begin { rows: 1 });
+        world.begin(1);
         world.route(0, &[2, 3]);
         assert!(world.finish(&mut || 64 * 7, false));
         let counts = world.scheduler.counts();
@@ -221,14 +240,14 @@ fn an_earlier_visit_warms_the_pool() {
 fn an_earlier_visit_gives_way() {
     let mut world = World::new(8, Settings::default());
     for _ in 0..40 {
-        world.scheduler.on(Event::Begin { rows: 1 });
+        world.begin(1);
         for layer in 0..4 {
             world.route(layer, &[0, 1]);
             assert!(world.finish(&mut || 64 * 7, false));
         }
     }
     world.scheduler.set_hot_list(&hot_list(&[0.5; 32]));
-    world.scheduler.on(Event::Begin { rows: 1 });
+    world.begin(1);
     while world.act() {}
     assert_eq!(world.scheduler.counts().warm_reads, 0);
 }
@@ -241,7 +260,7 @@ fn a_guess_becomes_a_hit() {
     let mut scores = [0.0; 8];
     (scores[3], scores[5]) = (9.0, 8.0);
     for _ in 0..20 {
-        world.scheduler.on(Event::Begin { rows: 1 });
+        world.begin(1);
         world.route(0, &[0, 1]);
         world.scheduler.on(Event::Predicted { origin: Origin::Layer(0), layer: 1, scores: &scores });
         while world.act() || !world.reads.is_empty() {
@@ -263,7 +282,7 @@ fn what_is_waited_for_overtakes_guesses() {
     let mut world = World::new(8, Settings { reads: 2, lanes: 1, ..Settings::default() });
     let mut scores = [0.0; 8];
     (scores[3], scores[5]) = (9.0, 8.0);
-    world.scheduler.on(Event::Begin { rows: 1 });
+    world.begin(1);
     world.scheduler.on(Event::Predicted { origin: Origin::Embedding, layer: 0, scores: &scores });
     while world.act() {}
     assert_eq!(world.reads, [(key(0, 3), false, false), (key(0, 5), false, false)]);
@@ -278,10 +297,40 @@ fn what_is_waited_for_overtakes_guesses() {
     assert_eq!(world.scheduler.counts().late, 1);
 }
 
+/// More experts than there are slots take them in the order in which they arrive, and run in it.
+#[test]
+fn experts_stream_through_the_pool_in_order_of_arrival() {
+    let mut world = World::new(2, Settings { reads: 4, guesses: 0, singly: true, ..Settings::default() });
+    world.begin(4);
+    world.route(1, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    let (mut arrived, mut ran) = (Vec::new(), Vec::new());
+    // Of the reads under way now the last and now the first ends.
+    for last in [true, false].into_iter().cycle() {
+        loop {
+            let before = world.done.clone();
+            if !world.act() {
+                break;
+            }
+            ran.extend((0..8).filter(|i| world.done[*i] && !before[*i]));
+        }
+        if world.scheduler.layer_done() {
+            break;
+        }
+        let at = if last { world.reads.len() - 1 } else { 0 };
+        let (key, ..) = world.reads.remove(at);
+        arrived.push(key.expert as usize);
+        world.memory.push(key);
+        world.scheduler.on(Event::Arrived { key });
+    }
+    assert_eq!(ran, arrived);
+    assert_ne!(ran, [0, 1, 2, 3, 4, 5, 6, 7]);
+    assert_eq!(world.scheduler.counts().demand_reads, 8);
+}
+
 #[test]
 fn a_read_is_tried_twice() {
     let mut world = World::new(8, Settings::default());
-    world.scheduler.on(Event::Begin { rows: 1 });
+    world.begin(1);
     world.route(2, &[6, 7]);
     while world.act() {}
     for _ in 0..2 {
@@ -294,7 +343,7 @@ fn a_read_is_tried_twice() {
     assert!(world.lost);
     // The next pass begins afresh, with what had been on its way.
     world.lost = false;
-    world.scheduler.on(Event::Begin { rows: 1 });
+    world.begin(1);
     world.route(2, &[6, 7]);
     assert!(world.finish(&mut || 64 * 7, false));
 }

@@ -7,12 +7,11 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::{MODEL, Options, machine, record};
-use crate::exec::{self, cargo};
+use super::{MODEL, Options, TEXT, machine, outrider, publish};
+use crate::exec;
 use crate::web::{self, Profile};
 use crate::{say, setup};
 
-const TEXT: &str = "tests/data/concierge/dialogues.jsonl";
 const HEADING: &str = "## Reading experts ahead";
 
 /// What `outrider lookahead --json` and `tests/browser/bench-les.mjs` print of a configuration.
@@ -43,13 +42,8 @@ struct Report {
 }
 
 pub fn run(root: &Path, options: &Options) -> Result<()> {
-    exec::run(cargo(root).args(["build", "--quiet", "--workspace", "--bins", "--tests"]))?;
-    let cli = exec::target_dir(root).join("debug").join(format!("outrider{}", std::env::consts::EXE_SUFFIX));
-    let lookahead = |args: &[&str]| {
-        let mut command = Command::new(&cli);
-        command.current_dir(root).args(["lookahead", MODEL, "--text", TEXT]).args(args);
-        exec::capture(&mut command)
-    };
+    let outrider = outrider(root)?;
+    let lookahead = |args: &[&str]| outrider(&[&["lookahead", MODEL, "--text", TEXT], args].concat());
     say!("counting what forecasts name");
     let recall = lookahead(&["--recall"])?;
     say!("replaying the routing of {TEXT} with other pool policies");
@@ -61,16 +55,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     let mut report: Report = serde_json::from_str(line).context("the measurement printed something else")?;
     report.rows.iter_mut().for_each(|row| row.backend += " (native)");
     report.rows.extend(in_chromium(root, options)?);
-    let tables = tables(&report, &policies, &recall);
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        println!("{tables}");
-    }
-    if options.write {
-        record(root, HEADING, &format!("{INTRODUCTION}{tables}"))?;
-    }
-    Ok(())
+    publish(root, options, &report, HEADING, INTRODUCTION, &tables(&report, &policies, &recall))
 }
 
 /// The same in Chromium, with fewer rounds: a software renderer takes its time.

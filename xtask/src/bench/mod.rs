@@ -1,11 +1,12 @@
 //! `cargo xtask bench`: how fast the bundled model answers, natively and in Chromium, on both backends, with every
 //! expert resident and with a quarter of them; and how large what a page loads is. `cargo xtask bench les`: see [`les`].
-//! `cargo xtask bench scheduler`: `benches/scheduler.rs`.
+//! `cargo xtask bench prefill`: see [`prefill`]. `cargo xtask bench scheduler`: `benches/scheduler.rs`.
 
 mod les;
+mod prefill;
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -18,6 +19,7 @@ use crate::web::{self, Profile};
 use crate::{say, setup};
 
 const MODEL: &str = "models/concierge";
+const TEXT: &str = "tests/data/concierge/dialogues.jsonl";
 const RECORD: &str = "benches/README.md";
 const BUDGET_GZIPPED: usize = 2_000_000;
 
@@ -27,6 +29,8 @@ enum Subject {
     Replies,
     /// Reading experts ahead on slow flash
     Les,
+    /// Reading a prompt on slow flash
+    Prefill,
     /// What the scheduler's decisions cost a layer
     Scheduler,
 }
@@ -42,7 +46,7 @@ pub struct Options {
     /// Write the tables to benches/README.md too
     #[arg(long)]
     write: bool,
-    /// Rounds, in each of which everything is measured twice, in both orders [default: 3 of replies, 15 of les]
+    /// Rounds, in each of which everything is measured twice, in both orders [default: 3 of replies, 15 of les and prefill]
     #[arg(long)]
     rounds: Option<usize>,
 }
@@ -80,10 +84,42 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
     match options.subject {
         Subject::Replies => replies(root, options),
         Subject::Les => les::run(root, options),
+        Subject::Prefill => prefill::run(root, options),
         // In the profile that everything else is built in already.
         Subject::Scheduler => {
             exec::run(cargo(root).args(["bench", "--quiet", "--workspace", "--profile", "dev", "--bench", "scheduler"]))
         }
+    }
+}
+
+/// Builds the command line. Where it is.
+fn build(root: &Path) -> Result<PathBuf> {
+    exec::run(cargo(root).args(["build", "--quiet", "--workspace", "--bins", "--tests"]))?;
+    Ok(exec::target_dir(root).join("debug").join(format!("outrider{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// The command line, built: runs it with some arguments and returns what it prints.
+fn outrider(root: &Path) -> Result<impl Fn(&[&str]) -> Result<String>> {
+    let cli = build(root)?;
+    Ok(move |args: &[&str]| exec::capture(Command::new(&cli).current_dir(root).args(args)))
+}
+
+/// Prints a report, as tables or JSON, and writes the tables to the record if that is asked for.
+fn publish(
+    root: &Path,
+    options: &Options,
+    report: &impl Serialize,
+    heading: &str,
+    introduction: &str,
+    tables: &str,
+) -> Result<()> {
+    match options.json {
+        true => println!("{}", serde_json::to_string(report)?),
+        false => println!("{tables}"),
+    }
+    match options.write {
+        true => record(root, heading, &format!("{introduction}{tables}")),
+        false => Ok(()),
     }
 }
 
@@ -92,9 +128,8 @@ fn replies(root: &Path, options: &Options) -> Result<()> {
     let chromium = setup::chromium()?;
     let driver = setup::vulkan()?;
     web::build(root, Profile::Ship, web::Step::Page)?;
-    exec::run(cargo(root).args(["build", "--quiet", "--workspace", "--bins", "--tests"]))?;
+    let cli = build(root)?;
     let questions = questions(root)?;
-    let cli = exec::target_dir(root).join("debug").join(format!("outrider{}", std::env::consts::EXE_SUFFIX));
 
     let mut rows = Vec::new();
     for backend in ["cpu", "gpu"] {
@@ -112,14 +147,7 @@ fn replies(root: &Path, options: &Options) -> Result<()> {
         rows.extend(measure(ask(&mut browser, &questions), &format!("Chromium {backend}"))?);
     }
     let report = Report { machine: machine(), rows, sizes: sizes(root)? };
-    if options.json {
-        println!("{}", serde_json::to_string(&report)?);
-    } else {
-        println!("{}", tables(&report));
-    }
-    if options.write {
-        record(root, HEADING, &format!("{INTRODUCTION}{}", tables(&report)))?;
-    }
+    publish(root, options, &report, HEADING, INTRODUCTION, &tables(&report))?;
     let page = report.sizes.last().map_or(0, |part| part.gzipped);
     if page >= BUDGET_GZIPPED {
         bail!("the page without the model is {page} bytes gzipped; it is to stay below {BUDGET_GZIPPED}");
