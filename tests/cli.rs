@@ -401,6 +401,43 @@ fn a_phone_is_predicted() {
 }
 
 #[test]
+fn phones_are_compared_in_a_table() {
+    let args = ["simulate", "--flagship", "--table", "--tokens", "8", "--json"];
+    let report: serde_json::Value = serde_json::from_str(&works(&args).stdout).unwrap();
+    let cells = report["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 2 * 3 * 4);
+    let number = |value: &serde_json::Value| value.as_f64().unwrap();
+    let row = |cell: &serde_json::Value, name: &str| {
+        cell["rows"].as_array().unwrap().iter().find(|row| row["name"] == name).unwrap().clone()
+    };
+    let speed = |cell: &serde_json::Value, name: &str| number(&row(cell, name)["tokens_per_second"]);
+    let ahead = |cell: &serde_json::Value| speed(cell, "+ look-ahead");
+    for cell in cells {
+        let bound = number(&cell["bound"]);
+        assert!(speed(cell, "on demand") < ahead(cell) && ahead(cell) <= bound, "{cell}");
+        assert!(bound <= speed(cell, "everything resident"), "{cell}");
+        let look = row(cell, "+ look-ahead");
+        // At most one for each layer and one for the logits.
+        assert!((1.0..=41.0).contains(&number(&look["readbacks"])), "{look}");
+        let round_trips = number(&look["readbacks"]) * number(&cell["readback"]);
+        assert!((number(&look["stall_roundtrip"]) - round_trips).abs() < 1e-6, "{look}");
+        assert!((1.0..=40.0).contains(&number(&look["stalls"])) && number(&look["stall_bytes"]) > 0.0, "{look}");
+        assert_eq!(cell["smallest"].is_null(), number(&cell["budget"]) > 1.5e9, "{cell}");
+    }
+    // Longer readbacks are slower, larger pools and faster phones faster.
+    assert!(cells[..4].is_sorted_by(|a, b| ahead(a) > ahead(b)));
+    assert!([0, 4, 8].map(|i| ahead(&cells[i])).is_sorted());
+    assert!((0..12).all(|i| ahead(&cells[12 + i]) > ahead(&cells[i])));
+    let shown = works(&args[..5]).stdout;
+    let rows = shown.lines().filter(|line| line.starts_with("| iphone-"));
+    assert_eq!(rows.count(), cells.len());
+    assert!(
+        shown.contains("What iphone-18-pro-max rests on") && shown.contains("- `flash.bandwidth` 3.2 GB/s: published")
+    );
+    assert_eq!(outrider(&["simulate", "--flagship", "--table", "--budget", "3GB"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_broken_profile_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("phone.json");

@@ -65,6 +65,8 @@ pub struct Outcome {
     /// Waiting for bytes, and for results to come back.
     pub stall_bytes: f64,
     pub stall_roundtrip: f64,
+    /// Layers that waited for bytes, and results that came back.
+    pub stalls: u64,
     pub readbacks: u64,
     pub demand_bytes: u64,
     pub speculative_bytes: u64,
@@ -79,6 +81,7 @@ impl Outcome {
             seconds: self.seconds - before.seconds,
             stall_bytes: self.stall_bytes - before.stall_bytes,
             stall_roundtrip: self.stall_roundtrip - before.stall_roundtrip,
+            stalls: self.stalls - before.stalls,
             readbacks: self.readbacks - before.readbacks,
             demand_bytes: self.demand_bytes - before.demand_bytes,
             speculative_bytes: self.speculative_bytes - before.speculative_bytes,
@@ -253,6 +256,7 @@ impl Simulation {
 
     /// Runs what the layer at hand still needs, and finishes it.
     fn complete(&mut self, pass: &Pass) {
+        let before = self.counted.stall_bytes;
         loop {
             self.act();
             if self.scheduler.layer_done() {
@@ -265,6 +269,7 @@ impl Simulation {
                 self.now = end + late;
             }
         }
+        self.counted.stalls += u64::from(self.counted.stall_bytes > before);
         self.now += pass.rows as f64 * self.machine.finish;
     }
 
@@ -386,7 +391,7 @@ mod tests {
         // Every layer waits for a read of 1 and for its choice.
         let (one_by_one, ahead) = (run(2, 0), run(2, usize::MAX));
         assert_eq!((one_by_one.seconds, ahead.seconds), (4.0 * 12.0, 4.0 * 12.0));
-        assert_eq!((ahead.readbacks, ahead.stall_bytes), (4 * 3, 4.0 * 2.0));
+        assert_eq!((ahead.readbacks, ahead.stall_bytes, ahead.stalls), (4 * 3, 4.0 * 2.0, 4 * 2));
     }
 
     #[test]

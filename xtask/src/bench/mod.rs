@@ -1,7 +1,8 @@
 //! `cargo xtask bench`: how fast the bundled model answers, natively and in Chromium, on both backends, with every
 //! expert resident and with a quarter of them; and how large what a page loads is. `cargo xtask bench les`: see [`les`].
-//! `cargo xtask bench prefill`: see [`prefill`]. `cargo xtask bench scheduler`: `benches/scheduler.rs`.
+//! `cargo xtask bench prefill`: see [`prefill`]. `cargo xtask bench flagship`: see [`flagship`]. `cargo xtask bench scheduler`: `benches/scheduler.rs`.
 
+mod flagship;
 mod les;
 mod prefill;
 
@@ -31,6 +32,8 @@ enum Subject {
     Les,
     /// Reading a prompt on slow flash
     Prefill,
+    /// A 35B-A3B model on phones, predicted
+    Flagship,
     /// What the scheduler's decisions cost a layer
     Scheduler,
 }
@@ -85,6 +88,7 @@ pub fn run(root: &Path, options: &Options) -> Result<()> {
         Subject::Replies => replies(root, options),
         Subject::Les => les::run(root, options),
         Subject::Prefill => prefill::run(root, options),
+        Subject::Flagship => flagship::run(root, options),
         // In the profile that everything else is built in already.
         Subject::Scheduler => {
             exec::run(cargo(root).args(["bench", "--quiet", "--workspace", "--profile", "dev", "--bench", "scheduler"]))

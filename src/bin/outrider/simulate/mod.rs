@@ -1,5 +1,7 @@
 //! `outrider simulate`: the scheduler in virtual time, on a machine that is described by a file.
 
+mod table;
+
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -28,8 +30,11 @@ pub struct Args {
     #[arg(long)]
     flagship: bool,
     /// iphone-17-pro-max, iphone-18-pro-max, or a file like profiles/iphone-17-pro-max.json
-    #[arg(long, value_name = "NAME|FILE")]
-    profile: String,
+    #[arg(long, value_name = "NAME|FILE", required_unless_present = "table")]
+    profile: Option<String>,
+    /// Predict the phones that come with the program, each with several budgets and readbacks, as a table
+    #[arg(long, requires = "flagship", conflicts_with_all = ["profile", "budget", "slots"])]
+    table: bool,
     /// Memory for everything [default: 3GB for the flagship]
     #[arg(long, value_name = "SIZE", required_unless_present_any = ["flagship", "slots"])]
     budget: Option<Size>,
@@ -67,7 +72,8 @@ struct Row {
     /// Milliseconds a token waited, for bytes and for results to come back.
     stall_bytes: f64,
     stall_roundtrip: f64,
-    /// Times a token that results came back.
+    /// Layers of a token that waited for bytes, and times that results came back.
+    stalls: f64,
     readbacks: f64,
     /// Of the bound.
     efficiency: f64,
@@ -87,22 +93,20 @@ struct Change {
 struct Report {
     profile: String,
     slots: usize,
-    /// Tokens a second that no policy can pass: the larger of computing, and reading what a clairvoyant pool would.
-    bound: f64,
-    rows: Vec<Row>,
+    #[serde(flatten)]
+    prediction: Prediction,
     sensitivity: Vec<Change>,
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let profile = match Profile::named(&args.profile) {
+    let (trace, warm) = args.routing(Settings::default().depth)?;
+    let Some(name) = &args.profile else { return table::run(&args, &trace, warm) };
+    let profile = match Profile::named(name) {
         Some(profile) => profile?,
-        None => Profile::parse(&read(args.profile.as_ref())?)?,
+        None => Profile::parse(&read(name.as_ref())?)?,
     };
-    // As the engine is with a backend that works while it is called.
-    let settings = Settings { singly: profile.machine.readback == 0.0, ..Settings::default() };
-    let (trace, warm) = args.routing(settings.depth)?;
     let slots = args.slots(&trace)?;
-    let report = Report::new(profile, &trace, slots, settings, warm);
+    let report = Report::new(profile, &trace, slots, warm);
     print::results(|out| match args.json {
         true => writeln!(out, "{}", serde_json::json!(report)),
         false => report.write(out),
@@ -183,14 +187,35 @@ struct Beside {
     context: usize,
 }
 
-impl Report {
-    fn new(profile: Profile, trace: &Trace, slots: usize, settings: Settings, warm: usize) -> Report {
-        let (shape, machine) = (trace.shape, profile.machine);
+/// As the engine is with a backend that works while it is called, or by itself.
+fn settings_on(machine: Machine) -> Settings {
+    Settings { singly: machine.readback == 0.0, ..Settings::default() }
+}
+
+/// Experts a token that a clairvoyant pool would still read.
+fn unavoidable(trace: &Trace, slots: usize, warm: usize) -> f64 {
+    misses(&Routes::of(trace), slots, Contender::Clairvoyant, warm) as f64 / (trace.passes.len() - warm) as f64
+}
+
+/// What a machine makes of a trace.
+#[derive(Serialize)]
+struct Prediction {
+    /// Tokens a second that no policy can pass: the larger of computing, and reading what a clairvoyant pool would.
+    bound: f64,
+    rows: Vec<Row>,
+}
+
+const LOOK_AHEAD: &str = "+ look-ahead";
+const RESIDENT: &str = "everything resident";
+
+impl Prediction {
+    /// `missed` is what a clairvoyant pool would still read, experts a token.
+    fn new(machine: Machine, trace: &Trace, slots: usize, warm: usize, missed: f64) -> Prediction {
+        let (shape, settings) = (trace.shape, settings_on(machine));
         let measured = (trace.passes.len() - warm) as f64;
         let resident = machine.compute(shape.layers, shape.top_k);
-        let missed = misses(&Routes::of(trace), slots, Contender::Clairvoyant, warm) as f64 / measured;
         let bound = resident.max(missed * trace.expert_bytes as f64 / machine.flash.bandwidth);
-        let names = ["on demand", "one read + pool", "+ overlap", "+ look-ahead"];
+        let names = ["on demand", "one read + pool", "+ overlap", LOOK_AHEAD];
         let mut configs: Vec<_> = names.into_iter().zip(lookahead::ladder(settings)).collect();
         if machine.readback > 0.0 {
             configs.push(("the same, layer by layer", Settings { run_ahead: 0, ..settings }));
@@ -207,24 +232,40 @@ impl Report {
                     speculative_bytes: outcome.speculative_bytes as f64 / measured,
                     stall_bytes: 1e3 * outcome.stall_bytes / measured,
                     stall_roundtrip: 1e3 * outcome.stall_roundtrip / measured,
+                    stalls: outcome.stalls as f64 / measured,
                     readbacks: outcome.readbacks as f64 / measured,
                     efficiency: bound * measured / outcome.seconds,
                 }
             })
             .collect();
         rows.push(Row {
-            name: "everything resident",
+            name: RESIDENT,
             tokens_per_second: 1.0 / resident,
             hit: 1.0,
             demand_bytes: 0.0,
             speculative_bytes: 0.0,
             stall_bytes: 0.0,
             stall_roundtrip: 1e3 * machine.readback,
+            stalls: 0.0,
             readbacks: f64::from(u8::from(machine.readback > 0.0)),
             efficiency: 1.0,
         });
+        Prediction { bound: 1.0 / bound, rows }
+    }
+
+    fn row(&self, name: &str) -> &Row {
+        self.rows.iter().find(|row| row.name == name).expect("every prediction has that row")
+    }
+}
+
+impl Report {
+    fn new(profile: Profile, trace: &Trace, slots: usize, warm: usize) -> Report {
+        let machine = profile.machine;
+        let (measured, settings) = ((trace.passes.len() - warm) as f64, settings_on(machine));
+        let missed = unavoidable(trace, slots, warm);
+        let prediction = Prediction::new(machine, trace, slots, warm, missed);
         let speed = |trace: &Trace, machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
-        let predicted = rows[names.len() - 1].tokens_per_second;
+        let predicted = prediction.row(LOOK_AHEAD).tokens_per_second;
         let change = |assumption, [halved, doubled]: [f64; 2]| {
             let effect = [halved, doubled].map(|s| (s / predicted - 1.0).abs()).into_iter().fold(0.0, f64::max);
             Change { assumption, halved, doubled, effect }
@@ -249,21 +290,21 @@ impl Report {
             sensitivity.push(change("forecast misses", [0.5, 2.0].map(with)));
         }
         sensitivity.sort_by(|a, b| b.effect.total_cmp(&a.effect));
-        Report { profile: profile.name, slots, bound: 1.0 / bound, rows, sensitivity }
+        Report { profile: profile.name, slots, prediction, sensitivity }
     }
 
     fn write(&self, out: &mut impl Write) -> std::io::Result<()> {
         writeln!(
             out,
             "{}, {} slots: predicted, not measured; at most {:.1} tok/s",
-            self.profile, self.slots, self.bound
+            self.profile, self.slots, self.prediction.bound
         )?;
         writeln!(
             out,
             "{:<24} tok/s  hit %  demand + speculative MB  waited for bytes, results ms  efficiency  readbacks",
             ""
         )?;
-        for row in &self.rows {
+        for row in &self.prediction.rows {
             writeln!(
                 out,
                 "{:<24} {:>5.2} {:>6.1} {:>7.1} + {:>13.1} {:>19.1}, {:>10.1} {:>11.2} {:>10.1}",
