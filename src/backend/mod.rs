@@ -148,6 +148,12 @@ pub trait Backend {
     /// each may submit what was recorded before it, and adds to what waits to be taken up.
     fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>>;
 
+    /// Begins whatever it was asked for and has not begun, before the caller waits for something else. To be called after
+    /// [`settle`](Self::settle).
+    fn start(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Executes some of a layer's (row, rank) pairs. Their order does not matter.
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()>;
 

@@ -259,7 +259,11 @@ impl Experts {
             match self.scheduler.next_action() {
                 Some(action) => self.act(action, layer, backend)?,
                 None if self.scheduler.layer_done() => return Ok(()),
-                None => self.wait(layer, stop).await?,
+                None => {
+                    // What is there is computed meanwhile.
+                    backend.start()?;
+                    self.wait(layer, stop).await?;
+                }
             }
         }
     }

@@ -10,7 +10,7 @@
 //!
 //! - [`Pool`]: what is in which slot, and which expert is worth least.
 //! - [`Forecast`]: how likely each expert of the next layers is to be needed, learned as it goes.
-//! - [`Scheduler`]: what to do next.
+//! - [`Scheduler`]: what to do next, within [`Settings`].
 //! - [`HotList`]: what is worth having in the pool at the beginning of the next visit.
 //! - [`RunAhead`]: how many layers are submitted before their routing is known.
 //! - [`FlashModel`]: how long reads take.
@@ -30,6 +30,7 @@ pub mod replay;
 pub mod ridge;
 mod run_ahead;
 mod scheduler;
+mod settings;
 pub mod simulate;
 pub mod spans;
 pub mod synthetic;
@@ -40,7 +41,8 @@ pub use forecast::{Forecast, Origin, Recall};
 pub use hot::{Frequencies, HotList};
 pub use pool::{Policy, Pool};
 pub use run_ahead::RunAhead;
-pub use scheduler::{Action, Counts, Event, Scheduler, Settings};
+pub use scheduler::{Action, Counts, Event, Scheduler};
+pub use settings::Settings;
 
 /// An expert of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

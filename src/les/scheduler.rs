@@ -13,51 +13,9 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use super::hot::Warming;
-use super::{Forecast, Frequencies, HotList, Key, Origin, Pool, Shape};
+use super::{Forecast, Frequencies, HotList, Key, Origin, Pool, Settings, Shape};
 use crate::backend::WorkItem;
-
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
-pub struct Settings {
-    /// Experts that are being read, or have been and wait for a slot, at most.
-    pub reads: usize,
-    /// Guesses being read at most; 0 turns look-ahead off.
-    pub guesses: usize,
-    /// Reads that flash carries out at once: of more, the last have not begun and can be cancelled.
-    pub lanes: usize,
-    /// Layers ahead that are guessed at.
-    pub depth: usize,
-    /// The likelihood from which a guess is worth a read while flash has nothing else to do.
-    pub least_chance: f64,
-    /// Experts that are there run while others are read. Without it a layer waits for all it needs.
-    pub ready_first: bool,
-    /// Experts stay for later tokens. Without it every layer reads all it needs.
-    pub keep: bool,
-    /// One expert an action, for backends whose kernels run while the caller waits, so that it can see to reads between.
-    pub singly: bool,
-    /// Layers submitted before their routing is known, at most, where the backend can look slots up itself. Without
-    /// `ready_first` and `keep` none are.
-    pub run_ahead: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
-            reads: 4,
-            guesses: 2,
-            lanes: 2,
-            depth: 2,
-            least_chance: 0.3,
-            ready_first: true,
-            keep: true,
-            singly: false,
-            run_ahead: usize::MAX,
-        }
-    }
-}
 
 #[derive(Debug, Clone, Copy)]
 pub enum Event<'a> {

@@ -1,7 +1,8 @@
 //! The scheduler in virtual time: the same decisions, carried out against a model of the machine instead of the machine.
 //!
-//! What is modelled is one host thread that computes, or waits for a device that does, and flash beside it. Events reach
-//! the scheduler when the engine would see them: between one thing it does and the next.
+//! What is modelled is one host thread that computes, or hands work to a device that does it in order while the host goes
+//! on, and flash beside them. Events reach the scheduler when the engine would see them: between one thing it does and the
+//! next.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
@@ -62,7 +63,7 @@ impl Machine {
 pub struct Outcome {
     pub tokens: u64,
     pub seconds: f64,
-    /// Waiting for bytes, and for results to come back.
+    /// Nothing computed: what there was to do waited for bytes, and for results to come back.
     pub stall_bytes: f64,
     pub stall_roundtrip: f64,
     /// Layers that waited for bytes, and results that came back.
@@ -121,6 +122,10 @@ pub struct Simulation {
     /// Reads an expert is split into.
     pieces: usize,
     now: f64,
+    /// When a device has done all it was given.
+    device: f64,
+    /// Seconds the host has waited for reads.
+    waited: f64,
     reads: BinaryHeap<Read>,
     counted: Outcome,
     load: Load,
@@ -139,6 +144,8 @@ impl Simulation {
             expert_bytes: trace.expert_bytes,
             pieces: 1,
             now: 0.0,
+            device: 0.0,
+            waited: 0.0,
             reads: BinaryHeap::new(),
             counted: Outcome::default(),
             load: Load::default(),
@@ -165,13 +172,15 @@ impl Simulation {
     pub fn pass(&mut self, pass: &Pass, decodes: bool) {
         self.now += self.machine.begin;
         self.scheduler.on(Event::Begin { rows: pass.rows });
-        self.scheduler.on(Event::Flash { busy: self.load.share(self.now, self.counted.stall_bytes) });
-        if self.machine.readback == 0.0 {
-            self.foresee(pass, Origin::Embedding, self.scheduler.wants(None));
+        self.scheduler.on(Event::Flash { busy: self.load.share(self.now, self.waited) });
+        if !self.has_device() {
+            let ahead = self.scheduler.wants(None);
+            self.compute(self.foreseeing(pass, Origin::Embedding, &ahead));
+            self.predicted(pass, Origin::Embedding, ahead);
             self.act();
         }
         let layers = pass.ids.len() as u32;
-        let runs_ahead = self.machine.readback > 0.0 && pass.rows * self.scheduler.shape().top_k <= PAIRS_AHEAD;
+        let runs_ahead = self.has_device() && pass.rows * self.scheduler.shape().top_k <= PAIRS_AHEAD;
         let (mut layer, mut whole) = (0, false);
         while layer < layers {
             let holds = (layer as usize..pass.ids.len()).map(|layer| self.scheduler.pool().holds_layer(layer as u32));
@@ -186,7 +195,7 @@ impl Simulation {
         }
         // What came to the end in one submission has brought the logits.
         if decodes && !whole {
-            self.now += self.machine.head;
+            self.compute(self.machine.head);
             self.read_back();
         }
         self.counted.tokens += pass.rows as u64;
@@ -194,11 +203,19 @@ impl Simulation {
 
     fn layer(&mut self, pass: &Pass, layer: u32) {
         let ahead = self.scheduler.wants(Some(layer));
-        self.now += pass.rows as f64 * self.machine.mix;
-        self.read_back();
+        self.compute(pass.rows as f64 * self.machine.mix);
+        let foreseen = self.foreseeing(pass, Origin::Layer(layer), &ahead);
+        if self.has_device() {
+            // They come back together.
+            self.compute(foreseen);
+            self.read_back();
+        }
         self.chosen(Event::Routed { layer, ids: &pass.ids[layer as usize] });
         self.run_ahead[usize::from(pass.rows == 1)].came(1, !self.scheduler.lacks());
-        self.foresee(pass, Origin::Layer(layer), ahead);
+        if !self.has_device() {
+            self.compute(foreseen);
+        }
+        self.predicted(pass, Origin::Layer(layer), ahead);
         self.complete(pass);
     }
 
@@ -211,15 +228,15 @@ impl Simulation {
             let ids = &pass.ids[next as usize];
             let lacks = |expert: &u32| self.scheduler.pool().slot_of(Key { layer: next, expert: *expert }).is_none();
             stopped = ids.iter().any(lacks);
-            self.now += rows * machine.mix;
-            self.now += if stopped { 0.0 } else { ids.len() as f64 * machine.expert + rows * machine.finish };
+            let experts = if stopped { 0.0 } else { ids.len() as f64 * machine.expert + rows * machine.finish };
+            self.compute(rows * machine.mix + experts);
             next += 1;
         }
         let ends = !stopped && next as usize == pass.ids.len();
-        self.now += f64::from(layers.end - next) * machine.skipped;
-        self.now += if ends && decodes { machine.head } else { 0.0 };
+        self.compute(f64::from(layers.end - next) * machine.skipped);
+        self.compute(if ends && decodes { machine.head } else { 0.0 });
         let ahead = self.scheduler.wants(Some(next - 1));
-        self.now += ahead.len() as f64 * rows * machine.foresee;
+        self.compute(ahead.len() as f64 * rows * machine.foresee);
         self.read_back();
         for layer in layers.start..next {
             let ids = &pass.ids[layer as usize];
@@ -238,11 +255,25 @@ impl Simulation {
         (next, ends)
     }
 
-    /// A result comes back.
+    fn has_device(&self) -> bool {
+        self.machine.readback > 0.0
+    }
+
+    /// Something is computed, by the host itself or as the next thing a device does.
+    fn compute(&mut self, seconds: f64) {
+        match self.has_device() {
+            true => self.device = self.device.max(self.now) + seconds,
+            false => self.now += seconds,
+        }
+    }
+
+    /// A device's result comes back.
     fn read_back(&mut self) {
-        self.now += self.machine.readback;
-        self.counted.stall_roundtrip += self.machine.readback;
-        self.counted.readbacks += u64::from(self.machine.readback > 0.0);
+        if self.has_device() {
+            self.now = self.now.max(self.device) + self.machine.readback;
+            self.counted.stall_roundtrip += self.machine.readback;
+            self.counted.readbacks += 1;
+        }
     }
 
     /// A layer's choice is known.
@@ -265,18 +296,19 @@ impl Simulation {
             let end = self.reads.peek().expect("the scheduler waits for a read").end;
             if end > self.now {
                 let late = if end - self.now > self.machine.alert { self.machine.wake } else { 0.0 };
-                self.counted.stall_bytes += end + late - self.now;
+                self.counted.stall_bytes += (end + late - self.now.max(self.device)).max(0.0);
+                self.waited += end + late - self.now;
                 self.now = end + late;
             }
         }
         self.counted.stalls += u64::from(self.counted.stall_bytes > before);
-        self.now += pass.rows as f64 * self.machine.finish;
+        self.compute(pass.rows as f64 * self.machine.finish);
     }
 
-    fn foresee(&mut self, pass: &Pass, origin: Origin, ahead: Range<u32>) {
+    /// Seconds that forecasts take.
+    fn foreseeing(&self, pass: &Pass, origin: Origin, ahead: &Range<u32>) -> f64 {
         let known = pass.foreseen.iter().filter(|g| g.origin == origin && ahead.contains(&g.layer)).count();
-        self.now += known as f64 * pass.rows as f64 * self.machine.foresee;
-        self.predicted(pass, origin, ahead);
+        known as f64 * pass.rows as f64 * self.machine.foresee
     }
 
     fn predicted(&mut self, pass: &Pass, origin: Origin, ahead: Range<u32>) {
@@ -313,7 +345,7 @@ impl Simulation {
                 // A read that was asked for is on its way: the model has no queue to take it out of.
                 Some(Action::Cancel { .. } | Action::Drop { .. }) => {}
                 Some(Action::Upload { .. }) => self.now += self.machine.upload,
-                Some(Action::Run { items }) => self.now += items.len() as f64 * self.machine.expert,
+                Some(Action::Run { items }) => self.compute(items.len() as f64 * self.machine.expert),
                 Some(Action::Lost { .. }) => unreachable!("no read fails here"),
                 None => return,
             }
@@ -392,6 +424,24 @@ mod tests {
         let (one_by_one, ahead) = (run(2, 0), run(2, usize::MAX));
         assert_eq!((one_by_one.seconds, ahead.seconds), (4.0 * 12.0, 4.0 * 12.0));
         assert_eq!((ahead.readbacks, ahead.stall_bytes, ahead.stalls), (4 * 3, 4.0 * 2.0, 4 * 2));
+    }
+
+    /// A device computes what is there while the host waits for the rest and puts it into a slot.
+    #[test]
+    fn uploads_hide_behind_a_device() {
+        // Every token finds one of its two experts.
+        let pass = |token: u32| Pass { rows: 1, ids: vec![vec![token % 4, (token + 1) % 4]], ..Pass::default() };
+        let trace =
+            Trace { passes: (0..40).map(pass).collect(), ..Trace::new(Shape { layers: 1, experts: 4, top_k: 2 }, 100) };
+        let seconds = |upload| {
+            let machine = Machine { readback: 0.5, expert: 3.0, upload, ..machine() };
+            run(&trace, 2, Settings { run_ahead: 0, ..Settings::default() }, machine, 36)
+        };
+        for upload in [0.0, 1.0] {
+            let outcome = seconds(upload);
+            assert_eq!((outcome.seconds, outcome.stall_bytes), (4.0 * 10.0, 0.0), "{upload}");
+        }
+        assert_eq!(seconds(3.0).seconds, 4.0 * 11.0);
     }
 
     #[test]

@@ -342,7 +342,7 @@ impl Maker {
         let pack = Pack::open(flash).await?;
         let mut engine = Engine::load(pack, &self.options, on_progress).await?;
         if let Some(internal) = &self.internal {
-            engine.set_scheduling(internal.scheduling(engine.scheduling())?);
+            engine.set_scheduling(engine.scheduling().with(&internal.scheduling)?);
         }
         engine.set_pause(self.pause.clone());
         Ok(engine)

@@ -7,7 +7,6 @@ use crate::clock;
 use crate::engine::{Counters, Engine, Want};
 use crate::error::{Error, Result};
 use crate::flash::Throttle;
-use crate::les::Settings;
 
 /// Given when an engine is made.
 #[derive(Debug, Clone, Deserialize)]
@@ -18,19 +17,8 @@ pub(super) struct Internals {
     pub untrained: bool,
     pub throttle: Option<Throttle>,
     #[serde(default)]
-    scheduling: Value,
-}
-
-impl Internals {
-    /// The scheduler's settings, of which some are given.
-    pub fn scheduling(&self, settings: Settings) -> Result<Settings> {
-        let bad = |e| Error::Request(format!("scheduling: {e}"));
-        let mut all = serde_json::to_value(settings).map_err(bad)?;
-        for (name, value) in self.scheduling.as_object().into_iter().flatten() {
-            all[name] = value.clone();
-        }
-        serde_json::from_value(all).map_err(bad)
-    }
+    /// Changes to the scheduler's settings.
+    pub scheduling: Value,
 }
 
 #[derive(Debug, Deserialize)]

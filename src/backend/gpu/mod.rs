@@ -2,7 +2,8 @@
 //!
 //! A plan is compiled into a [`Program`] once: buffers, and the dispatches of every layer with their pipelines and bind
 //! groups. A pass then writes one small uniform and records dispatches. Commands collect in one encoder and are submitted
-//! when the host needs a result or is about to write something the commands read: twice a layer.
+//! when the host needs a result, waits for flash, or is about to write something the commands read. Layer by layer that is
+//! twice a layer; where experts are likely to have slots, many layers go at once, see `ahead.rs`.
 
 mod ahead;
 mod device;
@@ -542,6 +543,12 @@ impl Backend for Gpu {
 
     fn settle(&mut self) -> LocalBoxFuture<'_, Result<()>> {
         self.make_room(self.program.write_bytes()).boxed_local()
+    }
+
+    fn start(&mut self) -> Result<()> {
+        self.device.check()?;
+        self.submit();
+        Ok(())
     }
 
     fn run_experts(&mut self, layer: usize, items: &[WorkItem]) -> Result<()> {

@@ -49,6 +49,9 @@ pub struct Args {
     tokens: usize,
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// A setting of the scheduler that is to be another, such as depth=3 or runAhead=0
+    #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
+    set: Vec<(String, serde_json::Value)>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -99,14 +102,16 @@ struct Report {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (trace, warm) = args.routing(Settings::default().depth)?;
-    let Some(name) = &args.profile else { return table::run(&args, &trace, warm) };
+    let changes = serde_json::Value::Object(args.set.iter().cloned().collect());
+    let settings = Settings::default().with(&changes)?;
+    let (trace, warm) = args.routing(settings.depth)?;
+    let Some(name) = &args.profile else { return table::run(&args, &trace, warm, settings) };
     let profile = match Profile::named(name) {
         Some(profile) => profile?,
         None => Profile::parse(&read(name.as_ref())?)?,
     };
     let slots = args.slots(&trace)?;
-    let report = Report::new(profile, &trace, slots, warm);
+    let report = Report::new(profile, &trace, slots, warm, settings);
     print::results(|out| match args.json {
         true => writeln!(out, "{}", serde_json::json!(report)),
         false => report.write(out),
@@ -188,8 +193,14 @@ struct Beside {
 }
 
 /// As the engine is with a backend that works while it is called, or by itself.
-fn settings_on(machine: Machine) -> Settings {
-    Settings { singly: machine.readback == 0.0, ..Settings::default() }
+fn settings_on(machine: Machine, settings: Settings) -> Settings {
+    Settings { singly: machine.readback == 0.0, ..settings }
+}
+
+/// A setting and its value.
+fn setting(text: &str) -> std::result::Result<(String, serde_json::Value), String> {
+    let (name, value) = text.split_once('=').ok_or("it is not of the form name=value")?;
+    Ok((name.to_owned(), serde_json::from_str(value).map_err(|e| e.to_string())?))
 }
 
 /// Experts a token that a clairvoyant pool would still read.
@@ -210,8 +221,8 @@ const RESIDENT: &str = "everything resident";
 
 impl Prediction {
     /// `missed` is what a clairvoyant pool would still read, experts a token.
-    fn new(machine: Machine, trace: &Trace, slots: usize, warm: usize, missed: f64) -> Prediction {
-        let (shape, settings) = (trace.shape, settings_on(machine));
+    fn new(machine: Machine, trace: &Trace, slots: usize, warm: usize, missed: f64, settings: Settings) -> Prediction {
+        let (shape, settings) = (trace.shape, settings_on(machine, settings));
         let measured = (trace.passes.len() - warm) as f64;
         let resident = machine.compute(shape.layers, shape.top_k);
         let bound = resident.max(missed * trace.expert_bytes as f64 / machine.flash.bandwidth);
@@ -259,11 +270,11 @@ impl Prediction {
 }
 
 impl Report {
-    fn new(profile: Profile, trace: &Trace, slots: usize, warm: usize) -> Report {
+    fn new(profile: Profile, trace: &Trace, slots: usize, warm: usize, settings: Settings) -> Report {
         let machine = profile.machine;
-        let (measured, settings) = ((trace.passes.len() - warm) as f64, settings_on(machine));
+        let (measured, settings) = ((trace.passes.len() - warm) as f64, settings_on(machine, settings));
         let missed = unavoidable(trace, slots, warm);
-        let prediction = Prediction::new(machine, trace, slots, warm, missed);
+        let prediction = Prediction::new(machine, trace, slots, warm, missed, settings);
         let speed = |trace: &Trace, machine| measured / simulate(trace, slots, settings, machine, warm).seconds;
         let predicted = prediction.row(LOOK_AHEAD).tokens_per_second;
         let change = |assumption, [halved, doubled]: [f64; 2]| {

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use outrider::Result;
 use outrider::error::Error;
+use outrider::les::Settings;
 use outrider::les::profile::Profile;
 use outrider::les::simulate::Machine;
 use outrider::les::trace::Trace;
@@ -48,7 +49,7 @@ struct Assumptions {
     fields: Vec<(String, f64, String)>,
 }
 
-pub fn run(args: &Args, trace: &Trace, warm: usize) -> Result<()> {
+pub fn run(args: &Args, trace: &Trace, warm: usize, settings: Settings) -> Result<()> {
     let Beside { core, slot, .. } = args.beside(trace)?;
     let smallest = core + trace.shape.top_k as u64 * slot;
     let pools: Vec<_> = BUDGETS
@@ -63,7 +64,7 @@ pub fn run(args: &Args, trace: &Trace, warm: usize) -> Result<()> {
     let profiles = profiles.collect::<Result<Vec<Profile>>>()?;
     let cell = |profile: &Profile, (budget, slots, missed): (u64, usize, f64), readback: f64| {
         let machine = Machine { readback: 1e-3 * readback, ..profile.machine };
-        let prediction = Prediction::new(machine, trace, slots, warm, missed);
+        let prediction = Prediction::new(machine, trace, slots, warm, missed, settings);
         let smallest = (budget < smallest).then_some(smallest);
         Cell { profile: profile.name.clone(), budget, smallest, slots, readback, prediction }
     };
