@@ -424,8 +424,11 @@ fn phones_are_compared_in_a_table() {
         assert!((1.0..=40.0).contains(&number(&look["stalls"])) && number(&look["stall_bytes"]) > 0.0, "{look}");
         assert_eq!(cell["smallest"].is_null(), number(&cell["budget"]) > 1.5e9, "{cell}");
     }
-    // Longer readbacks are slower, larger pools and faster phones faster.
-    assert!(cells[..4].is_sorted_by(|a, b| ahead(a) > ahead(b)));
+    // Longer readbacks are slower, larger pools and faster phones faster. A pool for the experts of one layer is not
+    // compared: what is guessed at changes with the readback, and there matters more.
+    for same in [4..8, 8..12, 16..20, 20..24] {
+        assert!(cells[same].is_sorted_by(|a, b| ahead(a) > ahead(b)));
+    }
     assert!([0, 4, 8].map(|i| ahead(&cells[i])).is_sorted());
     assert!((0..12).all(|i| ahead(&cells[12 + i]) > ahead(&cells[i])));
     let shown = works(&args[..5]).stdout;

@@ -120,10 +120,22 @@ fn any_schedule() -> impl Strategy<Value = Schedule> {
     (settings, throttle, 3usize..56, widths, any::<bool>()).prop_map(|(s, t, slots, widths, untrained)| {
         let (reads, guesses, lanes, depth, least_chance, (ready_first, keep, singly), run_ahead) = s;
         let (latency, flash_lanes, jitter, fail, seed) = t;
+        let saturated = if seed % 2 == 0 { 0.0 } else { 1.0 };
         // Failing reads are tried twice, so that one in very few would fail a run now and then.
         let fail_one_in = if fail < 50 { 0 } else { 200 };
         Schedule {
-            settings: Settings { reads, guesses, lanes, depth, least_chance, ready_first, keep, singly, run_ahead },
+            settings: Settings {
+                reads,
+                guesses,
+                lanes,
+                depth,
+                least_chance,
+                saturated,
+                ready_first,
+                keep,
+                singly,
+                run_ahead,
+            },
             slots,
             throttle: Throttle { latency, lanes: flash_lanes, jitter, fail_one_in, seed, ..Throttle::default() },
             widths,

@@ -352,7 +352,10 @@ impl Engine {
             }
             None => None,
         };
-        self.experts = Experts::new(self.pack.clone(), scheduler(self.backend.as_ref()), costs);
+        let mut scheduler = scheduler(self.backend.as_ref());
+        let settings = *scheduler.settings();
+        scheduler.set_settings(settings.for_round_trip(costs.map_or(0.0, |costs| costs.round_trip)));
+        self.experts = Experts::new(self.pack.clone(), scheduler, costs);
         self.counters = Counters { traffic: self.backend.traffic(), ..Counters::default() };
         self.reset()
     }

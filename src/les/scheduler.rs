@@ -108,10 +108,6 @@ struct Work {
 
 const NONE: u16 = u16::MAX;
 
-/// The share of the time waited for flash from which guesses are read one at a time. In virtual time, over a range of
-/// flash speeds, two at a time are faster below it and slower above.
-const SATURATED: f64 = 0.35;
-
 #[derive(Debug)]
 pub struct Scheduler {
     shape: Shape,
@@ -405,9 +401,10 @@ impl Scheduler {
         if let Some(key) = self.lost.take() {
             return Some(Action::Lost { key });
         }
-        self.read_demanded()
-            .or_else(|| self.cancel_guess())
-            .or_else(|| self.upload_demanded())
+        let next = self.read_demanded().or_else(|| self.cancel_guess());
+        // A device computes what is there while the host puts more into slots.
+        let next = if self.settings.singly { next } else { next.or_else(|| self.run_ready()) };
+        next.or_else(|| self.upload_demanded())
             .or_else(|| self.settle_guess())
             .or_else(|| self.read_guess())
             .or_else(|| self.run_ready())
@@ -543,7 +540,8 @@ impl Scheduler {
 
     fn read_guess(&mut self) -> Option<Action> {
         // Where flash is what limits, every guess under way delays what is waited for next.
-        let most = if self.busy > SATURATED { self.settings.guesses.min(1) } else { self.settings.guesses };
+        let most =
+            if self.busy > self.settings.saturated { self.settings.guesses.min(1) } else { self.settings.guesses };
         if !self.has_room() || self.is_waiting() || self.reading.len() >= most || !self.settings.keep {
             return None;
         }
@@ -557,7 +555,7 @@ impl Scheduler {
 
     /// What an earlier visit had. In a pass only while flash has nothing at all to do, for a guess may come any time.
     fn read_warm(&mut self) -> Option<Action> {
-        if self.rows > 1 || self.layer.is_some() && (!self.reading.is_empty() || self.busy > SATURATED) {
+        if self.rows > 1 || self.layer.is_some() && (!self.reading.is_empty() || self.busy > self.settings.saturated) {
             return None;
         }
         while let Some(key) = self.warming.left.pop_front() {

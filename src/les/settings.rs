@@ -18,6 +18,9 @@ pub struct Settings {
     pub depth: usize,
     /// The likelihood from which a guess is worth a read while flash has nothing else to do.
     pub least_chance: f64,
+    /// The share of the time waited for flash from which guesses are read one at a time. In virtual time, over a range of flash
+    /// speeds and with no round trip, two at a time are faster below 0.35 and slower above.
+    pub saturated: f64,
     /// Experts that are there run while others are read. Without it a layer waits for all it needs.
     pub ready_first: bool,
     /// Experts stay for later tokens. Without it every layer reads all it needs.
@@ -37,6 +40,7 @@ impl Default for Settings {
             lanes: 2,
             depth: 2,
             least_chance: 0.3,
+            saturated: 0.35,
             ready_first: true,
             keep: true,
             singly: false,
@@ -46,6 +50,19 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// What suits a device whose results take so many seconds to come back. Flash would stand still as long at every layer,
+    /// so that more is guessed at once and farther ahead the longer it is, also where flash is what limits; where it takes
+    /// hardly any time that only delays what is waited for. Chosen in virtual time on the flagship's routing, see
+    /// `benches/README.md`.
+    pub fn for_round_trip(self, seconds: f64) -> Settings {
+        match seconds {
+            0.0..2e-4 => self,
+            2e-4..1e-3 => Settings { saturated: 0.5, ..self },
+            1e-3..3e-3 => Settings { depth: 3, guesses: 3, saturated: 1.0, ..self },
+            _ => Settings { depth: 3, guesses: 4, saturated: 1.0, ..self },
+        }
+    }
+
     /// The same but for some, by the names they have in JSON: `{"depth": 3}`.
     ///
     /// # Errors
@@ -69,6 +86,12 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn more_is_guessed_the_longer_results_take() {
+        let guesses = [0.0, 5e-4, 1e-3, 2e-3, 1e-2].map(|seconds| Settings::default().for_round_trip(seconds).guesses);
+        assert_eq!(guesses, [2, 2, 3, 3, 4]);
+    }
 
     #[test]
     fn some_are_changed() {

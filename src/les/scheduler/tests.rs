@@ -165,11 +165,13 @@ impl World {
 }
 
 fn any_settings() -> impl Strategy<Value = Settings> {
-    let numbers = (1usize..6, 0usize..4, 0usize..4, 0usize..4, 0.0f64..1.0);
-    (numbers, any::<(bool, bool, bool)>()).prop_map(|((reads, guesses, lanes, depth, least_chance), flags)| {
-        let (ready_first, keep, singly) = flags;
-        Settings { reads, guesses, lanes, depth, least_chance, ready_first, keep, singly, run_ahead: 0 }
-    })
+    let numbers = (1usize..6, 0usize..4, 0usize..4, 0usize..4, 0.0f64..1.0, 0.0f64..1.0);
+    (numbers, any::<(bool, bool, bool)>()).prop_map(
+        |((reads, guesses, lanes, depth, least_chance, saturated), flags)| {
+            let (ready_first, keep, singly) = flags;
+            Settings { reads, guesses, lanes, depth, least_chance, saturated, ready_first, keep, singly, run_ahead: 0 }
+        },
+    )
 }
 
 proptest! {

@@ -17,6 +17,7 @@ use outrider::les::{FlashSpeed, Settings};
 use outrider::pack::EXTENT_ALIGN;
 use outrider::{Error, Result};
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::{lookahead, print};
 
@@ -51,7 +52,7 @@ pub struct Args {
     seed: u64,
     /// A setting of the scheduler that is to be another, such as depth=3 or runAhead=0
     #[arg(long, value_name = "NAME=VALUE", value_parser = setting)]
-    set: Vec<(String, serde_json::Value)>,
+    set: Vec<(String, Value)>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -102,15 +103,16 @@ struct Report {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let changes = serde_json::Value::Object(args.set.iter().cloned().collect());
-    let settings = Settings::default().with(&changes)?;
-    let (trace, warm) = args.routing(settings.depth)?;
-    let Some(name) = &args.profile else { return table::run(&args, &trace, warm, settings) };
+    let changes = Value::Object(args.set.iter().cloned().collect());
+    // As deep as any of them looks.
+    let (trace, warm) = args.routing(Settings::default().for_round_trip(f64::INFINITY).with(&changes)?.depth)?;
+    let Some(name) = &args.profile else { return table::run(&args, &trace, warm, &changes) };
     let profile = match Profile::named(name) {
         Some(profile) => profile?,
         None => Profile::parse(&read(name.as_ref())?)?,
     };
     let slots = args.slots(&trace)?;
+    let settings = settings_on(profile.machine, &changes)?;
     let report = Report::new(profile, &trace, slots, warm, settings);
     print::results(|out| match args.json {
         true => writeln!(out, "{}", serde_json::json!(report)),
@@ -192,13 +194,14 @@ struct Beside {
     context: usize,
 }
 
-/// As the engine is with a backend that works while it is called, or by itself.
-fn settings_on(machine: Machine, settings: Settings) -> Settings {
-    Settings { singly: machine.readback == 0.0, ..settings }
+/// As the engine is with a backend that works while it is called, or by itself, but for what is to be another.
+fn settings_on(machine: Machine, changes: &Value) -> Result<Settings> {
+    let settings = Settings { singly: machine.readback == 0.0, ..Settings::default() };
+    settings.for_round_trip(machine.readback).with(changes)
 }
 
 /// A setting and its value.
-fn setting(text: &str) -> std::result::Result<(String, serde_json::Value), String> {
+fn setting(text: &str) -> std::result::Result<(String, Value), String> {
     let (name, value) = text.split_once('=').ok_or("it is not of the form name=value")?;
     Ok((name.to_owned(), serde_json::from_str(value).map_err(|e| e.to_string())?))
 }
@@ -222,7 +225,7 @@ const RESIDENT: &str = "everything resident";
 impl Prediction {
     /// `missed` is what a clairvoyant pool would still read, experts a token.
     fn new(machine: Machine, trace: &Trace, slots: usize, warm: usize, missed: f64, settings: Settings) -> Prediction {
-        let (shape, settings) = (trace.shape, settings_on(machine, settings));
+        let shape = trace.shape;
         let measured = (trace.passes.len() - warm) as f64;
         let resident = machine.compute(shape.layers, shape.top_k);
         let bound = resident.max(missed * trace.expert_bytes as f64 / machine.flash.bandwidth);
@@ -272,7 +275,7 @@ impl Prediction {
 impl Report {
     fn new(profile: Profile, trace: &Trace, slots: usize, warm: usize, settings: Settings) -> Report {
         let machine = profile.machine;
-        let (measured, settings) = ((trace.passes.len() - warm) as f64, settings_on(machine, settings));
+        let measured = (trace.passes.len() - warm) as f64;
         let missed = unavoidable(trace, slots, warm);
         let prediction = Prediction::new(machine, trace, slots, warm, missed, settings);
         let speed = |trace: &Trace, machine| measured / simulate(trace, slots, settings, machine, warm).seconds;

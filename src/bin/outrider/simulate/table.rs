@@ -5,13 +5,13 @@ use std::io::Write;
 
 use outrider::Result;
 use outrider::error::Error;
-use outrider::les::Settings;
 use outrider::les::profile::Profile;
 use outrider::les::simulate::Machine;
 use outrider::les::trace::Trace;
 use serde::Serialize;
+use serde_json::Value;
 
-use super::{Args, Beside, LOOK_AHEAD, Prediction, unavoidable};
+use super::{Args, Beside, LOOK_AHEAD, Prediction, settings_on, unavoidable};
 use crate::print;
 
 /// Bytes.
@@ -49,7 +49,7 @@ struct Assumptions {
     fields: Vec<(String, f64, String)>,
 }
 
-pub fn run(args: &Args, trace: &Trace, warm: usize, settings: Settings) -> Result<()> {
+pub fn run(args: &Args, trace: &Trace, warm: usize, changes: &Value) -> Result<()> {
     let Beside { core, slot, .. } = args.beside(trace)?;
     let smallest = core + trace.shape.top_k as u64 * slot;
     let pools: Vec<_> = BUDGETS
@@ -64,9 +64,9 @@ pub fn run(args: &Args, trace: &Trace, warm: usize, settings: Settings) -> Resul
     let profiles = profiles.collect::<Result<Vec<Profile>>>()?;
     let cell = |profile: &Profile, (budget, slots, missed): (u64, usize, f64), readback: f64| {
         let machine = Machine { readback: 1e-3 * readback, ..profile.machine };
-        let prediction = Prediction::new(machine, trace, slots, warm, missed, settings);
+        let prediction = Prediction::new(machine, trace, slots, warm, missed, settings_on(machine, changes)?);
         let smallest = (budget < smallest).then_some(smallest);
-        Cell { profile: profile.name.clone(), budget, smallest, slots, readback, prediction }
+        Ok(Cell { profile: profile.name.clone(), budget, smallest, slots, readback, prediction })
     };
     // A thread for each pool of each phone: they have nothing to do with each other.
     let cells = std::thread::scope(|scope| {
@@ -75,8 +75,8 @@ pub fn run(args: &Args, trace: &Trace, warm: usize, settings: Settings) -> Resul
         let running: Vec<_> = all.map(run).collect();
         running.into_iter().map(|thread| thread.join()).collect::<std::thread::Result<Vec<_>>>()
     });
-    let cells =
-        cells.map_err(|_| Error::Request("a simulation ended early".to_owned()))?.into_iter().flatten().collect();
+    let cells = cells.map_err(|_| Error::Request("a simulation ended early".to_owned()))?;
+    let cells = cells.into_iter().flatten().collect::<Result<Vec<Cell>>>()?;
     let assumptions = profiles.into_iter().map(Assumptions::of).collect();
     let table = Table { tokens: trace.passes.len() - warm, cells, assumptions };
     print::results(|out| match args.json {
