@@ -57,7 +57,7 @@ async function load(args: LoadArgs, { emit }: Context): Promise<void> {
   files = store;
   // What the model will need is judged by the backend it will run on.
   const backend = args.backend === 'auto' ? ((await hasAdapter()) ? 'gpu' : 'cpu') : args.backend;
-  const options = { context: args.context, f16: args.f16 };
+  const options = { context: args.context, f16: args.f16, timeline: args.timeline };
   if (args.budget === 'auto') memory = await MemoryRecord.open(backend, args.attempt, args.left, args.watched);
   const inUse = new Use(`outrider-use-${args.directory}`);
   const bring = () =>

@@ -175,15 +175,16 @@ function startWorker(url: string | URL | undefined): Worker {
 }
 
 async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
-  const { model, memoryBudget, backend = 'auto', context, f16 = false, profile, update = 'auto', warmStart = true } = options;
+  const { model, memoryBudget, backend = 'auto', context, profile, update = 'auto' } = options;
+  const { f16 = false, warmStart = true, timeline = false } = options;
   if (!['auto', 'gpu', 'cpu'].includes(backend)) {
     throw fail('request', `the backend \`${backend}\` is not one of auto, gpu, cpu`);
   }
   if (context !== undefined && !(Number.isSafeInteger(context) && context > 0 && context < 2 ** 31)) {
     throw fail('request', `the context \`${context}\` is not a number of tokens`);
   }
-  if (typeof f16 !== 'boolean') {
-    throw fail('request', `f16 is \`${f16}\`, neither true nor false`);
+  for (const [name, value] of Object.entries({ f16, warmStart, timeline })) {
+    if (typeof value !== 'boolean') throw fail('request', `${name} is \`${value}\`, neither true nor false`);
   }
   if (profile !== undefined && profile !== 'safari') {
     throw fail('request', `the profile \`${profile}\` is not \`safari\``);
@@ -191,7 +192,6 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
   if (!['auto', 'never'].includes(update)) {
     throw fail('request', `update is \`${update}\`, neither \`auto\` nor \`never\``);
   }
-  if (typeof warmStart !== 'boolean') throw fail('request', `warmStart is \`${warmStart}\`, neither true nor false`);
   const address = addressOf(model);
   return {
     address,
@@ -203,6 +203,7 @@ async function loadArgs(options: EngineOptions): Promise<LoadArgs> {
     backend,
     context: context ?? null,
     f16: f16 && profile !== 'safari',
+    timeline,
     update: update === 'auto',
     exclusive: profile === 'safari',
     warm: warmStart,

@@ -14,6 +14,8 @@ export interface LoadArgs {
   backend: 'auto' | 'gpu' | 'cpu';
   context: number | null;
   f16: boolean;
+  /** Record what happens when in each pass. */
+  timeline: boolean;
   /** Bring what has changed on the server. */
   update: boolean;
   /** Open files as exclusively as Safari does. */

@@ -33,6 +33,11 @@ export interface EngineOptions {
    * tokens wait for less. No reply depends on it. On by default; `false` neither reads nor keeps which they were.
    */
   warmStart?: boolean;
+  /**
+   * Record what happens when while tokens are computed, for `stats().tokens[].pass`. No reply depends on it; a token takes a
+   * little longer. Off by default.
+   */
+  timeline?: boolean;
   /** Stops loading; what was downloaded is kept for the next attempt. */
   signal?: AbortSignal | null | undefined;
   onProgress?: (progress: Progress) => void;
@@ -117,19 +122,54 @@ export interface Stats {
 
 /** What one token of a reply cost since the one before it; the first token of a reply, since the reply began. */
 export interface TokenTimes {
-  /** All of its time. What is in neither of the two waits below is the host's work, and with the GPU its logits. */
+  /** All of its time. What is in neither of the two waits below is the host's work. */
   milliseconds: number;
   /** Of these, milliseconds that layers waited for experts to be read. */
   flash: number;
-  /** Of these, milliseconds that the host waited for a layer's routing: for the GPU; with the CPU, that is computing. */
-  routing: number;
+  /** Of these, milliseconds that the host waited for routing and logits: for the GPU; with the CPU, that is computing. */
+  results: number;
   /** Experts that were needed and found in the pool, and those that were not. */
   hits: number;
   misses: number;
   /** Bytes of experts that were asked of flash, and of these, bytes asked for ahead of need. */
   bytesRead: number;
   bytesGuessed: number;
+  /** With the `timeline` option: the last pass that it took. Of the latest tokens, as far back as 2048 spans go. */
+  pass?: PassTimes;
 }
+
+/** What happened when in one pass through the model, in milliseconds since it began. */
+export interface PassTimes {
+  milliseconds: number;
+  /** By their ends. */
+  spans: Span[];
+}
+
+/**
+ * Something that took from `begin` to `end`. The host does one thing at a time; reads go on beside that, and may have begun
+ * before the pass, at a time below 0. Layers count from 0.
+ */
+export type Span = { begin: number; end: number } & (
+  | {
+      /**
+       * Computing, on the CPU; with the GPU, handing it over. `mix`: a layer up to its router; `run`: so many pairs of a token
+       * and an expert; `finish`: the shared expert and the sum.
+       */
+      what: 'mix' | 'finish';
+      layer: number;
+    }
+  | { what: 'run'; layer: number; pairs: number }
+  /** Guessing what later layers need, from what one of them sees or from the embedding. */
+  | { what: 'foresee'; origin: { layer: number } | 'embedding' }
+  /** Putting an expert into its slot of the pool. */
+  | { what: 'upload'; layer: number; expert: number }
+  /** Reading an expert, on `demand` or as a guess, until it was taken up. */
+  | { what: 'read'; layer: number; expert: number; demand: boolean; outcome: 'arrived' | 'failed' | 'cancelled' }
+  /** The host waited: for experts to be read, or for the GPU, with what that computes meanwhile. */
+  | { what: 'stall'; layer: number; of: 'bytes' | 'results' }
+  /** Logits; with the GPU, the wait for them. */
+  | { what: 'logits' }
+);
 
 export interface TextPart {
   type: 'text';

@@ -39,8 +39,8 @@ pub const ALERT: f64 = 0.0;
 pub struct Waits {
     /// Layers waited for experts to be read.
     pub flash: f64,
-    /// The host waited for a layer's routing; with a CPU backend that is its computation.
-    pub routing: f64,
+    /// The host waited for results: a layer's routing, or logits. With a CPU backend that is their computation.
+    pub results: f64,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

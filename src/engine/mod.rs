@@ -315,8 +315,9 @@ impl Engine {
             } else if let Some(known) = known {
                 logits.extend(known);
             } else if !rows.is_empty() {
-                let start = self.experts.time();
+                let start = clock::now();
                 logits.extend(self.backend.logits(rows).await?);
+                self.experts.waits.results += clock::now() - start;
                 self.experts.span(What::Logits, start);
             }
             self.sequence.extend_from_slice(tokens);
@@ -372,7 +373,7 @@ impl Engine {
         let origin = Origin::Layer(layer as u32);
         let start = clock::now();
         let routing = self.backend.mix(layer, self.ahead(origin)).await?;
-        self.experts.waits.routing += clock::now() - start;
+        self.experts.waits.results += clock::now() - start;
         self.mixed(layer as u32, &routing.ids, start);
         if routing.top_k > 0 {
             self.experts.routed(layer, &routing, decodes);
@@ -419,7 +420,7 @@ impl Engine {
         let foresee = self.experts.recorder.as_ref().map_or(0, |r| r.depth).max(self.experts.looks_ahead());
         let start = clock::now();
         let came = backend.run(layers, foresee, rows).await?;
-        self.experts.waits.routing += clock::now() - start;
+        self.experts.waits.results += clock::now() - start;
         let next = first + came.ids.len();
         for ids in &came.ids {
             self.experts.recorder.iter_mut().for_each(|r| r.routed(ids));

@@ -81,6 +81,9 @@ impl Recorder {
     }
 
     pub fn foreseen(&mut self, origin: Origin, layer: u32, scores: &[f32]) {
+        if origin.distance(layer) > self.depth {
+            return;
+        }
         let foreseen = |scores: &[f32]| Foreseen { origin, layer, scores: scores.to_vec() };
         self.pass.iter_mut().for_each(|pass| pass.foreseen.push(foreseen(scores)));
     }

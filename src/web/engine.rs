@@ -23,6 +23,8 @@ use crate::error::{Error, Result};
 use crate::flash::install::Installed;
 use crate::flash::opfs::{Files, OpfsFlash};
 use crate::flash::{Flash, Throttled};
+use crate::les::spans::Timing;
+use crate::les::trace::Pass;
 use crate::pack::Pack;
 
 type Store = Installed<OpfsFlash>;
@@ -228,7 +230,8 @@ impl WebEngine {
             let (so_far, generated) = (sequence.borrow().clone(), reply.usage().completion_tokens);
             let ended = engine.generate(&so_far, &mut sampler, room - generated, |engine, token| {
                 self.counters.set(engine.counters());
-                self.speed.borrow_mut().token(engine.cached(), engine.counters());
+                let pass = self.maker.last_pass.take();
+                self.speed.borrow_mut().token(engine.cached(), engine.counters(), pass);
                 sequence.borrow_mut().push(token);
                 tokens.borrow_mut().push(token);
                 failed = reply.push(token).and_then(|delta| match delta.is_empty() {
@@ -315,6 +318,9 @@ struct Maker {
     store: Rc<Store>,
     options: Options,
     pause: Pause,
+    /// Whether the times of passes are recorded, and those of the last one then.
+    timeline: bool,
+    last_pass: Rc<RefCell<Option<Timing>>>,
     internal: Option<Internals>,
     /// The store, held back, where tests or benches asked for that.
     throttled: Option<Rc<Throttled>>,
@@ -322,9 +328,10 @@ struct Maker {
 
 impl Maker {
     fn new(store: Rc<Store>, options: &str, pause: Pause) -> Result<Maker> {
-        let (options, internal) = WebOptions::parse(options)?;
+        let given = WebOptions::parse(options)?;
+        let (options, timeline, internal) = (given.engine()?, given.timeline, given.internal);
         let throttled = internal.is_some().then(|| Rc::new(Throttled::new(store.clone())));
-        Ok(Maker { store, options, pause, internal, throttled })
+        Ok(Maker { store, options, pause, timeline, last_pass: Rc::default(), internal, throttled })
     }
 
     /// From now on.
@@ -345,6 +352,14 @@ impl Maker {
             engine.set_scheduling(engine.scheduling().with(&internal.scheduling)?);
         }
         engine.set_pause(self.pause.clone());
+        if self.timeline {
+            let last = self.last_pass.clone();
+            let keep = move |pass: Pass| {
+                last.replace(pass.timing);
+                Ok(())
+            };
+            engine.record_to(0, Box::new(keep));
+        }
         Ok(engine)
     }
 }

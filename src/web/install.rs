@@ -82,7 +82,7 @@ pub async fn install(
     on_progress: Function,
 ) -> Result<WebInstallation, JsValue> {
     let run = async {
-        let (options, _) = WebOptions::parse(&options)?;
+        let options = WebOptions::parse(&options)?.engine()?;
         let store = OpfsFlash::new(files);
         // Of each manifest that was looked at: an update that failed leaves another than the last of them.
         let seen = RefCell::new(HashMap::new());

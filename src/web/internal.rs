@@ -67,7 +67,7 @@ pub(super) fn counters(counters: &Counters) -> Value {
         "warmReads": c.warm_reads,
         "warmUsed": c.warm_used,
         "flash": counters.waits.flash,
-        "routing": counters.waits.routing,
+        "results": counters.waits.results,
         "submissions": counters.traffic.submissions,
         "readbacks": counters.traffic.readbacks,
     })

@@ -44,18 +44,23 @@ struct WebOptions {
     backend: String,
     context: Option<usize>,
     f16: bool,
+    /// Record what happens when in each pass.
+    timeline: bool,
     /// For tests and benches.
     internal: Option<Internals>,
 }
 
 impl WebOptions {
-    fn parse(json: &str) -> Result<(Options, Option<Internals>)> {
-        let options: WebOptions = serde_json::from_str(json).map_err(|e| Error::Request(e.to_string()))?;
-        let backend: BackendChoice = options.backend.parse().map_err(Error::Request)?;
-        let WebOptions { budget, context, f16, internal, .. } = options;
-        let max_slots = internal.as_ref().and_then(|i| i.max_slots);
-        let untrained = internal.as_ref().is_some_and(|i| i.untrained);
-        Ok((Options { backend, budget, context, f16, max_slots, untrained, ..Options::default() }, internal))
+    fn parse(json: &str) -> Result<WebOptions> {
+        serde_json::from_str(json).map_err(|e| Error::Request(e.to_string()))
+    }
+
+    fn engine(&self) -> Result<Options> {
+        let backend: BackendChoice = self.backend.parse().map_err(Error::Request)?;
+        let WebOptions { budget, context, f16, .. } = *self;
+        let max_slots = self.internal.as_ref().and_then(|i| i.max_slots);
+        let untrained = self.internal.as_ref().is_some_and(|i| i.untrained);
+        Ok(Options { backend, budget, context, f16, max_slots, untrained, ..Options::default() })
     }
 }
 

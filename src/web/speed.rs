@@ -7,9 +7,12 @@ use serde_json::{Value, json};
 use wasm_bindgen::prelude::*;
 
 use crate::engine::Counters;
+use crate::les::spans::{Span, Timing};
 
 /// Tokens that are remembered one by one: a reply may be as long as the context.
 const REMEMBERED: usize = 128;
+/// Spans that are remembered of all of them, but for those of the latest, which are there however many they are.
+const SPANS: usize = 2048;
 
 #[wasm_bindgen]
 extern "C" {
@@ -40,11 +43,31 @@ pub struct Speed {
 pub struct TokenTimes {
     milliseconds: f64,
     flash: f64,
-    routing: f64,
+    results: f64,
     hits: u64,
     misses: u64,
     bytes_read: u64,
     bytes_guessed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pass: Option<PassTimes>,
+}
+
+/// The package's type of that name: what happened when, in milliseconds since the pass began.
+#[derive(Debug, Serialize)]
+struct PassTimes {
+    milliseconds: f64,
+    spans: Vec<Span>,
+}
+
+impl From<Timing> for PassTimes {
+    fn from(Timing { begin, end, mut spans }: Timing) -> PassTimes {
+        // To the microsecond.
+        let since = |time: f64| (1e6 * (time - begin)).round() / 1e3;
+        for span in &mut spans {
+            (span.begin, span.end) = (since(span.begin), since(span.end));
+        }
+        PassTimes { milliseconds: since(end), spans }
+    }
 }
 
 impl Speed {
@@ -58,7 +81,8 @@ impl Speed {
         self.counted = counted;
     }
 
-    pub fn token(&mut self, cached: usize, counted: Counters) {
+    /// A token came, after a last pass whose times are known if they are recorded.
+    pub fn token(&mut self, cached: usize, counted: Counters, pass: Option<Timing>) {
         let (time, before) = (now(), std::mem::replace(&mut self.counted, counted));
         if self.tokens == 0 {
             (self.first, self.cached) = (time, cached);
@@ -68,12 +92,20 @@ impl Speed {
         self.latest.push_front(TokenTimes {
             milliseconds: time - since,
             flash: 1000.0 * (counted.waits.flash - before.waits.flash),
-            routing: 1000.0 * (counted.waits.routing - before.waits.routing),
+            results: 1000.0 * (counted.waits.results - before.waits.results),
             hits: counted.experts.hits - before.experts.hits,
             misses: counted.experts.missed() - before.experts.missed(),
             bytes_read: counted.expert_bytes() - before.expert_bytes(),
             bytes_guessed: counted.guess_bytes - before.guess_bytes,
+            pass: pass.map(PassTimes::from),
         });
+        let mut spans = 0;
+        for (i, token) in self.latest.iter_mut().enumerate() {
+            spans += token.pass.as_ref().map_or(0, |pass| pass.spans.len());
+            if i > 0 && spans > SPANS {
+                token.pass = None;
+            }
+        }
         self.last = time;
         self.tokens += 1;
     }

@@ -135,7 +135,7 @@ async function measure(backend, pages) {
       demand_bytes: more('demandBytes') / tokens,
       speculative_bytes: more('guessBytes') / tokens,
       stall_bytes: (1000 * more('flash')) / tokens,
-      stall_roundtrip: backend === 'gpu' ? (1000 * more('routing')) / tokens : 0,
+      stall_roundtrip: backend === 'gpu' ? (1000 * more('results')) / tokens : 0,
       readbacks: backend === 'gpu' ? ((await readbacks(page)) - counted) / tokens : 0,
       milliseconds: 1000 * median(times),
       resident: median(paired(pages.at(-1).times, times)),

@@ -106,13 +106,13 @@ export function greedy(prompt, more = {}) {
  * Loads with the budget that holds this part of the experts, found in steps, because a smaller budget may also make
  * other buffers smaller.
  */
-export async function loadPart(page, backend, part) {
+export async function loadPart(page, backend, part, more = {}) {
   const slots = Math.round(EXPERTS * part);
-  let loaded = await load(page, { backend });
+  let loaded = await load(page, { backend, ...more });
   for (let tries = 0; tries < 4 && !loaded.error && loaded.stats.pool.slots !== slots; tries += 1) {
     const { memory, pool } = loaded.stats;
     const slot = memory.entries.find((entry) => entry.kind === 'pool').bytes / pool.slots;
-    loaded = await load(page, { backend, memoryBudget: Math.ceil(memory.total - (pool.slots - slots) * slot) });
+    loaded = await load(page, { backend, ...more, memoryBudget: Math.ceil(memory.total - (pool.slots - slots) * slot) });
   }
   if (loaded.error) throw new Error(loaded.error.message);
   return loaded.stats;

@@ -17,6 +17,7 @@ import { rate } from './format.js';
 import { hideProgress, showProgress } from './loading.js';
 import { setUpPanel, showStats } from './panel.js';
 import { LoadClock, ReplyClock, keepStats, setUpReport } from './report.js';
+import { setUpTimeline } from './timeline.js';
 
 type State = 'loading' | 'ready' | 'generating' | 'failed';
 type Backend = 'auto' | 'gpu' | 'cpu';
@@ -81,6 +82,7 @@ async function load(): Promise<void> {
   try {
     const made = await createEngine({
       ...options,
+      timeline: true,
       signal: control.signal,
       onProgress: (progress) => {
         if (control.signal.aborted) return;
@@ -258,6 +260,7 @@ for (const suggestion of document.querySelectorAll<HTMLButtonElement>('.suggesti
 }
 
 setUpPanel();
+setUpTimeline();
 setUpReport();
 setUpChoices();
 await load();

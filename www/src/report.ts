@@ -40,11 +40,11 @@ const now = (): number => performance.now() / 1000;
 /** Three digits say what a time or a speed measured once can say. */
 const round = (n: number): number => Number(n.toPrecision(3));
 
-const rounded = (token: TokenTimes): TokenTimes => ({
+const rounded = ({ pass, ...token }: TokenTimes): TokenTimes => ({
   ...token,
   milliseconds: round(token.milliseconds),
   flash: round(token.flash),
-  routing: round(token.routing),
+  results: round(token.results),
 });
 
 function happened(what: string): void {

@@ -3,6 +3,7 @@
 import type { Stats, TokenTimes } from 'outrider';
 import { byId, element } from './dom.js';
 import { time } from './format.js';
+import { showLayers } from './layers.js';
 
 /** What the panel has room for. */
 const COLUMNS = 64;
@@ -17,7 +18,41 @@ interface Times {
   parts: [Part, number][];
 }
 
-export function showTimeline({ backend, tokens }: Stats): void {
+/** What is shown, and which of its tokens by layers: how many came after it. */
+let current: Stats | undefined;
+let later = 0;
+
+export function setUpTimeline(): void {
+  const slider = byId<HTMLInputElement>('token');
+  slider.addEventListener('input', () => choose(Number(slider.max) - Number(slider.value)));
+  byId('timeline').addEventListener('click', ({ target }) => {
+    const columns = [...byId('timeline').children];
+    const at = columns.findIndex((column) => column.contains(target as Node));
+    if (at >= 0) choose(columns.length - 1 - at);
+  });
+}
+
+function choose(at: number): void {
+  later = at;
+  showChosen();
+}
+
+function showChosen(): void {
+  const { tokens, backend } = current!;
+  const shown = Math.min(tokens.length, COLUMNS);
+  const slider = byId<HTMLInputElement>('token');
+  slider.max = String(shown);
+  slider.value = String(shown - later);
+  byId('token-row').hidden = shown === 0;
+  [...byId('timeline').children].forEach((column, i) => column.classList.toggle('chosen', i === shown - 1 - later));
+  showLayers(tokens[later], later, backend.kind === 'gpu');
+}
+
+export function showTimeline(stats: Stats): void {
+  const { backend, tokens } = stats;
+  // Once there is another token, it is the latest again.
+  if (tokens[0]?.milliseconds !== current?.tokens[0]?.milliseconds) later = 0;
+  current = stats;
   const times = tokens.map((token) => split(token, backend.kind === 'gpu'));
   const shown = times.slice(0, COLUMNS);
   // The reply's first token waits for the whole prompt, and beside it the others would not be seen.
@@ -47,11 +82,12 @@ export function showTimeline({ backend, tokens }: Stats): void {
   }
   byId('waits-note').textContent = note;
   chart.ariaLabel = ['What each token waited for', told(total), note].filter(Boolean).join('. ');
+  showChosen();
 }
 
-function split({ milliseconds, flash, routing }: TokenTimes, gpu: boolean): Times {
-  // With the CPU, routing is computed while it is waited for.
-  const waits: [Part, number][] = gpu ? [['gpu', routing], ['flash', flash]] : [['flash', flash]];
+function split({ milliseconds, flash, results }: TokenTimes, gpu: boolean): Times {
+  // With the CPU, results are computed while they are waited for.
+  const waits: [Part, number][] = gpu ? [['gpu', results], ['flash', flash]] : [['flash', flash]];
   // Clocks are read one after another, and coarse ones may have ticked between.
   const computing = Math.max(0, waits.reduce((rest, [, ms]) => rest - ms, milliseconds));
   return { all: milliseconds, parts: [['computing', computing], ...waits] };

@@ -77,6 +77,40 @@ for (const { name, gpu, skip, some, less, open } of BROWSERS) describe(`the pack
     });
   });
 
+  for (const backend of gpu ? ['cpu', 'gpu'] : ['cpu']) {
+    test(`${backend}: a pass's times by layer are told where they are asked for`, less, async () => {
+      await open(plain, async (page) => {
+        await loadPart(page, backend, 1 / 4);
+        const { prompt } = REPLIES[3];
+        await chat(page, greedy(prompt, { max_tokens: 2 }));
+        assert.ok((await page.call('stats')).tokens.every((token) => token.pass === undefined));
+
+        await loadPart(page, backend, 1 / 4, { timeline: true });
+        await answersAsRecorded(page, REPLIES.slice(3, 4));
+        const { tokens } = await page.call('stats');
+        const kept = tokens.filter(({ pass }) => pass);
+        assert.ok(kept.length > 1 && tokens.slice(0, kept.length).every(({ pass }) => pass), `${kept.length} passes`);
+        assert.ok(kept.slice(1).reduce((sum, { pass }) => sum + pass.spans.length, 0) <= 2048);
+        // The oldest may be the prompt's, of which only the last pass is told.
+        for (const { pass, milliseconds, flash } of kept.slice(0, -1)) {
+          assert.ok(pass.milliseconds <= milliseconds + 1, `${pass.milliseconds} of ${milliseconds} ms`);
+          const of = (what) => pass.spans.filter((span) => span.what === what);
+          const sum = (spans) => spans.reduce((total, { begin, end }) => total + end - begin, 0);
+          assert.ok(pass.spans.every(({ begin, end }) => begin <= end && end <= pass.milliseconds + 0.1));
+          // What the host does comes one after another, and fills no more than the pass.
+          const host = pass.spans.filter(({ what, begin }) => what !== 'read' && begin >= 0);
+          assert.ok(sum(host) <= pass.milliseconds + 1, `${sum(host)} of ${pass.milliseconds} ms`);
+          const finished = new Set(of('finish').map(({ layer }) => layer));
+          if (backend === 'cpu') assert.equal(finished.size, 8);
+          assert.ok(Math.abs(sum(of('stall').filter((span) => span.of === 'bytes')) - flash) < 1, `${flash} ms`);
+          assert.ok(of('read').every(({ layer, expert }) => layer < 8 && expert < 64));
+        }
+        assert.ok(kept.some(({ pass }) => pass.spans.some((span) => span.what === 'read' && span.demand)));
+        assert.ok(kept.some(({ pass }) => pass.spans.some((span) => span.what === 'read' && !span.demand)));
+      });
+    });
+  }
+
   test('the smallest budget works, and one byte less names it before anything is downloaded', less, async () => {
     await open(plain, async (page) => {
       plain.log.length = 0;

@@ -154,6 +154,30 @@ describe('the demo page', { timeout: 4 * PATIENCE }, () => {
         assert.ok(label.includes(`${name} ${time}`), label);
       }
       assert.ok(label.includes(await page.getByTestId('waits-note').innerText()), label);
+
+      // The latest token by layers, and another that is chosen.
+      const layers = page.getByTestId('layers');
+      assert.equal(await layers.getAttribute('data-layers'), '8');
+      const told = async () => ({
+        note: await page.getByTestId('layers-note').innerText(),
+        waited: Number(await page.getByTestId('layers-flash').getAttribute('data-milliseconds')),
+        demanded: Number(await page.getByTestId('layers-demand').getAttribute('data-count')),
+        bars: (await layers.locator('path.part-demand').getAttribute('d')).split('M').length - 1,
+        chosen: await chart.locator('> *').evaluateAll((all) => all.findIndex((e) => e.classList.contains('chosen'))),
+      });
+      const latest = await told();
+      assert.match(latest.note, /^The latest token: a pass of .* 8 layers/);
+      assert.ok(latest.demanded > 0 && latest.bars === latest.demanded, JSON.stringify(latest));
+      assert.ok(latest.waited >= SLEEP_MS, JSON.stringify(latest));
+      assert.equal(latest.chosen, columns.length - 1);
+      assert.match(await layers.getAttribute('aria-label'), /The latest token: .*Waiting for flash \d.*Reads on demand \d+/);
+      await page.getByTestId('token').press('ArrowLeft');
+      const before = await told();
+      assert.match(before.note, /^The token 1 before the latest/);
+      assert.equal(before.chosen, columns.length - 2);
+      await chart.locator('> *').nth(columns.length - 3).click();
+      assert.match((await told()).note, /^The token 2 before the latest/);
+      assert.equal(await page.getByTestId('layers-gpu').count(), 0);
     });
   });
 
