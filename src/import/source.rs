@@ -1,7 +1,6 @@
 //! Which of a checkpoint's tensors go where in a pack, and as what.
 
 use safetensors::Dtype;
-use serde_json::Value;
 
 use super::safetensors::Checkpoint;
 use crate::error::{Error, Result};
@@ -64,7 +63,9 @@ impl<'a> Source<'a> {
     /// [`Error::UnknownArchitecture`].
     pub fn new(checkpoint: &'a Checkpoint, precision: Precision) -> Result<Source<'a>> {
         let config = checkpoint.config();
-        let tied = [config, text_config(config)].iter().any(|c| c["tie_word_embeddings"] == Value::Bool(true));
+        let said = [config, text_config(config)].map(|c| c["tie_word_embeddings"].as_bool());
+        // What a configuration leaves out differs by architecture; a checkpoint without a head has no other.
+        let tied = said.contains(&Some(true)) || said == [None; 2] && checkpoint.find(HEAD).is_none();
         Ok(Source { checkpoint, precision, tied, experts: expert_tensors(config)? })
     }
 

@@ -4,7 +4,9 @@
 
 mod decoder;
 mod delta_net;
+mod llama;
 pub mod plan;
+mod qwen3;
 mod qwen3_5_moe;
 mod qwen3_moe;
 mod rope;
@@ -29,6 +31,8 @@ struct Architecture {
 /// Every supported architecture.
 const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "qwen3_5_moe_text", plan: qwen3_5_moe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "llama", plan: llama::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "qwen3", plan: qwen3::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
 ];
 
