@@ -1,4 +1,4 @@
-// y = x · Wᵀ, or y += x · Wᵀ if `add`, for the rows of W that this window holds.
+// y = scale · (x · Wᵀ + bias), or y += … if `add`, for the rows of W that this window holds.
 //
 // LANES invocations share a row of W, each taking every LANES-th group; up to four rows of x are multiplied with each
 // decoded group. A row's result does not depend on how many there are.
@@ -9,6 +9,7 @@
 //!import decode
 //!import load_group
 //!import reduce
+//!import bias
 
 struct Op {
     w: Matrix,
@@ -19,6 +20,7 @@ struct Op {
     x_groups: u32,
     y_stride: u32,
     add: u32,
+    scale: f32,
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
@@ -29,10 +31,11 @@ struct Op {
 
 fn store(token: u32, row: u32, value: f32) {
     let at = token * op.y_stride + op.first + row;
+    let scaled = op.scale * biased(value, op.first + row);
     if (op.add != 0u) {
-        y[at] = y[at] + value;
+        y[at] = y[at] + scaled;
     } else {
-        y[at] = value;
+        y[at] = scaled;
     }
 }
 

@@ -186,13 +186,13 @@ pub trait Backend {
     fn workspace_bytes(&self) -> u64;
 }
 
-/// The rows of the rotary table for positions `pos .. pos + m`: per row the cosines, then the sines.
-pub fn rope_table(inv_freq: &[f32], pos: usize, m: usize) -> Vec<f32> {
-    let mut table = Vec::with_capacity(m * 2 * inv_freq.len());
+/// The rows of a plan's rotary table for positions `pos .. pos + m`: per row the cosines, then the sines.
+pub fn rope_table(plan: &Plan, pos: usize, m: usize) -> Vec<f32> {
+    let mut table = Vec::with_capacity(m * 2 * plan.inv_freq.len());
     for p in pos..pos + m {
-        let angles = inv_freq.iter().map(|f| p as f32 * f);
-        table.extend(angles.clone().map(libm::cosf));
-        table.extend(angles.map(libm::sinf));
+        let angles = plan.inv_freq.iter().map(|f| p as f32 * f);
+        table.extend(angles.clone().map(|a| libm::cosf(a) * plan.rope_scale));
+        table.extend(angles.map(|a| libm::sinf(a) * plan.rope_scale));
     }
     table
 }

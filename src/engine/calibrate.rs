@@ -85,7 +85,8 @@ impl Calibration {
         }
         let mut targets = Vec::new();
         for layer in &engine.plan().layers {
-            let [Op::RmsNorm { w, groups: 1, eps, .. }, Op::MatMul { w: router, add: false, .. }] = layer.foresee[..]
+            let [Op::RmsNorm { w, groups: 1, eps, .. }, Op::MatMul { w: router, bias: None, add: false, .. }] =
+                layer.foresee[..]
             else {
                 return Err(Error::Request(
                     "this model's router is no norm and a matrix, so it has no maps".to_owned(),

@@ -366,7 +366,8 @@ fn scheduler(backend: &dyn Backend) -> Scheduler {
     let experts = plan.most_experts();
     let shape = Shape { layers: plan.layers.len(), experts, top_k: plan.top_k() };
     let settings = Settings { reads: READS_IN_FLIGHT, singly: backend.works_while_called(), ..Settings::default() };
-    Scheduler::new(shape, Pool::new(shape, limits.slots), settings)
+    let routed = plan.layers.iter().map(|layer| layer.moe.is_some());
+    Scheduler::new(shape, Pool::for_layers(shape, routed, limits.slots), settings)
 }
 
 /// An engine that has passed its pack's self-test, if there is one. Nothing of it is left in the counters.

@@ -68,7 +68,7 @@ pub fn pack_checkpoint<S: Sink>(
     sink: S,
     mut on_progress: impl FnMut(u64, u64),
 ) -> Result<Packed<S::Pack>> {
-    let source = Source::new(checkpoint, options.precision);
+    let source = Source::new(checkpoint, options.precision)?;
     let architecture = model::architecture(checkpoint.config())?;
     // The plan names every tensor the model needs and checks its shape against the configuration.
     let plan = model::plan_for(checkpoint.config(), &source)?;
@@ -127,7 +127,7 @@ pub fn pack_checkpoint<S: Sink>(
             for expert in 0..moe.experts {
                 let matrices = source.expert(&shape, layer, expert)?;
                 let mut extent = Vec::with_capacity(shape.bytes());
-                let named = source::expert_names(layer, expert);
+                let named = source.experts.names(layer, expert);
                 for ((values, layout), name) in matrices.iter().zip([shape.gate, shape.up, shape.down]).zip(&named) {
                     extent.extend(encode(&layout, name, values)?);
                 }

@@ -1,12 +1,11 @@
 //! Which of a checkpoint's tensors go where in a pack, and as what.
 
 use safetensors::Dtype;
-use serde_json::Value;
 
 use super::safetensors::Checkpoint;
 use crate::error::{Error, Result};
 use crate::model::plan::{ExpertShape, Plan};
-use crate::model::{Stored, Tensors, text_config};
+use crate::model::{ExpertTensors, Stored, Tensors, expert_tensors, text_config};
 use crate::tensor::{DType, Layout};
 
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -48,6 +47,7 @@ pub struct Source<'a> {
     pub checkpoint: &'a Checkpoint,
     precision: Precision,
     tied: bool,
+    pub experts: ExpertTensors,
 }
 
 /// A matrix within a checkpoint's tensor.
@@ -59,10 +59,14 @@ struct Part {
 }
 
 impl<'a> Source<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, precision: Precision) -> Source<'a> {
+    /// # Errors
+    /// [`Error::UnknownArchitecture`].
+    pub fn new(checkpoint: &'a Checkpoint, precision: Precision) -> Result<Source<'a>> {
         let config = checkpoint.config();
-        let tied = [config, text_config(config)].iter().any(|c| c["tie_word_embeddings"] == Value::Bool(true));
-        Source { checkpoint, precision, tied }
+        let said = [config, text_config(config)].map(|c| c["tie_word_embeddings"].as_bool());
+        // What a configuration leaves out differs by architecture; a checkpoint without a head has no other.
+        let tied = said.contains(&Some(true)) || said == [None; 2] && checkpoint.find(HEAD).is_none();
+        Ok(Source { checkpoint, precision, tied, experts: expert_tensors(config)? })
     }
 
     /// The checkpoint's name of a core tensor: a tied head is the embedding.
@@ -111,23 +115,23 @@ impl<'a> Source<'a> {
 
     /// Bytes of a layer's experts in the checkpoint.
     pub fn expert_bytes(&self, layer: usize) -> u64 {
-        let prefix = format!("model.layers.{layer}.mlp.experts.");
+        let prefix = self.experts.prefix(layer);
         let experts = self.checkpoint.tensors().filter(|(name, _)| name.starts_with(&prefix));
         experts.map(|(_, t)| t.bytes()).sum()
     }
 
     fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
         let layouts = [shape.gate, shape.up, shape.down];
-        let names = expert_names(layer, expert);
-        let gate_up = format!("model.layers.{layer}.mlp.experts.gate_up_proj");
-        let down = format!("model.layers.{layer}.mlp.experts.down_proj");
         // What one expert has of each tensor, and how far into it each matrix begins.
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-        let (tensors, own, starts) = if self.checkpoint.find(&gate_up).is_some() {
-            let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-            ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
-        } else {
-            (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3])
+        let [gate_up, down] = self.experts.fused(layer);
+        let each = self.experts.each(layer, expert).filter(|_| self.checkpoint.find(&gate_up).is_none());
+        let (tensors, own, starts) = match each {
+            Some(names) => (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3]),
+            None => {
+                let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
+                ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
+            }
         };
         let mut parts = Vec::with_capacity(3);
         for (((tensor, own), start), layout) in tensors.into_iter().zip(own).zip(starts).zip(layouts) {
@@ -142,11 +146,6 @@ impl<'a> Source<'a> {
         }
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("three matrices make an expert")))
     }
-}
-
-/// The names that an expert's gate, up and down have in a checkpoint that stores each by itself.
-pub fn expert_names(layer: usize, expert: usize) -> [String; 3] {
-    ["gate", "up", "down"].map(|part| format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"))
 }
 
 fn lossless(dtype: Dtype) -> DType {
@@ -167,7 +166,7 @@ impl Tensors for Source<'_> {
         Some(match self.precision {
             Precision::Given { experts, .. } => experts,
             Precision::Lossless => {
-                let mut experts = self.checkpoint.tensors().filter(|(name, _)| name.contains(".mlp.experts."));
+                let mut experts = self.checkpoint.tensors().filter(|(name, _)| self.experts.owns(name));
                 if experts.all(|(_, t)| t.dtype == Dtype::F16) { DType::F16 } else { DType::F32 }
             }
         })

@@ -6,9 +6,9 @@ use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
-use super::source::{EMBEDDING, HEAD, expert_names};
+use super::source::{EMBEDDING, HEAD};
 use crate::error::{Error, Result};
-use crate::model::{MAPS, text_config};
+use crate::model::{MAPS, expert_tensors, text_config};
 use crate::pack::{Pack, Sink};
 use crate::tensor::{Layout, decode_row};
 
@@ -26,26 +26,29 @@ struct Item {
 enum From {
     Core,
     Embedding,
-    /// The expert's `part`: gate, up or down.
-    Expert {
-        layer: usize,
-        expert: usize,
-        part: usize,
-    },
+    /// Parts of experts, one after the other.
+    Experts(Vec<Part>),
+}
+
+/// A matrix of an expert: 0 gate, 1 up, 2 down.
+struct Part {
+    layer: usize,
+    expert: usize,
+    matrix: usize,
 }
 
 /// Writes a pack's weights, decoded to f32, as a checkpoint with the names it came from, beside its configuration and
 /// files. `on_progress(done, total)` counts the bytes written.
 pub async fn unpack<S: Sink>(pack: &Pack, mut sink: S, mut on_progress: impl FnMut(u64, u64)) -> Result<S::Pack> {
     let manifest = pack.manifest();
-    let items = items(pack);
+    let items = items(pack)?;
     let total: u64 = items.iter().map(|i| 4 * i.shape.iter().product::<usize>() as u64).sum();
     sink.append(WEIGHTS, &header(&items)?)?;
     let mut done = 0;
     // The three parts of an expert follow one another and are read at once.
     let mut last = (None, Vec::new());
     for item in &items {
-        match item.from {
+        match &item.from {
             From::Core => {
                 let bytes = pack.core(&item.name).await?;
                 let decoded = match pack.core_layout(&item.name)?.layout() {
@@ -60,13 +63,15 @@ pub async fn unpack<S: Sink>(pack: &Pack, mut sink: S, mut on_progress: impl FnM
                     sink.append(WEIGHTS, &to_bytes(&pack.embedding_rows(ids).await?))?;
                 }
             }
-            From::Expert { layer, expert, part } => {
-                if last.0 != Some((layer, expert)) {
-                    last = (Some((layer, expert)), pack.expert(layer, expert).await?.into_vec());
-                }
+            From::Experts(parts) => {
                 let shape = manifest.experts.as_ref().expect("listed with the experts").shape();
-                let layout = [shape.gate, shape.up, shape.down][part];
-                sink.append(WEIGHTS, &decode(&layout, &last.1[shape.offsets()[part]..][..layout.bytes()]))?;
+                for &Part { layer, expert, matrix } in parts {
+                    if last.0 != Some((layer, expert)) {
+                        last = (Some((layer, expert)), pack.expert(layer, expert).await?.into_vec());
+                    }
+                    let layout = [shape.gate, shape.up, shape.down][matrix];
+                    sink.append(WEIGHTS, &decode(&layout, &last.1[shape.offsets()[matrix]..][..layout.bytes()]))?;
+                }
             }
         }
         done += 4 * item.shape.iter().product::<usize>() as u64;
@@ -99,7 +104,7 @@ fn config(full: &Value) -> Value {
     config
 }
 
-fn items(pack: &Pack) -> Vec<Item> {
+fn items(pack: &Pack) -> Result<Vec<Item>> {
     let manifest = pack.manifest();
     let embedding = &manifest.embedding;
     let mut items =
@@ -108,19 +113,31 @@ fn items(pack: &Pack) -> Vec<Item> {
     for (name, tensor) in manifest.core.iter().filter(|(name, _)| of_checkpoint(name)) {
         items.push(Item { name: name.clone(), shape: tensor.shape.clone(), from: From::Core });
     }
-    let Some(experts) = &manifest.experts else { return items };
-    let shape = experts.shape();
+    let Some(experts) = &manifest.experts else { return Ok(items) };
+    let (shape, tensors) = (experts.shape(), expert_tensors(&manifest.config)?);
+    let (width, hidden) = (shape.gate.rows, shape.gate.cols);
+    let shapes = [[width, hidden], [width, hidden], [hidden, width]];
     for (layer, extents) in experts.layers.iter().enumerate() {
-        for expert in 0..extents.as_ref().map_or(0, Vec::len) {
-            let parts = expert_names(layer, expert).into_iter().zip([shape.gate, shape.up, shape.down]);
-            items.extend(parts.enumerate().map(|(part, (name, layout))| Item {
+        let count = extents.as_ref().map_or(0, Vec::len);
+        for expert in 0..count {
+            let Some(names) = tensors.each(layer, expert) else { continue };
+            items.extend(names.into_iter().zip(shapes).enumerate().map(|(matrix, (name, shape))| Item {
                 name,
-                shape: vec![layout.rows, layout.cols],
-                from: From::Expert { layer, expert, part },
+                shape: shape.to_vec(),
+                from: From::Experts(vec![Part { layer, expert, matrix }]),
             }));
         }
+        if count > 0 && tensors.each(layer, 0).is_none() {
+            let [gate_up, down] = tensors.fused(layer);
+            let parts = |matrices: &[usize]| {
+                let part = |expert| matrices.iter().map(move |&matrix| Part { layer, expert, matrix });
+                From::Experts((0..count).flat_map(part).collect())
+            };
+            items.push(Item { name: gate_up, shape: vec![count, 2 * width, hidden], from: parts(&[0, 1]) });
+            items.push(Item { name: down, shape: vec![count, hidden, width], from: parts(&[2]) });
+        }
     }
-    items
+    Ok(items)
 }
 
 fn header(items: &[Item]) -> Result<Vec<u8>> {

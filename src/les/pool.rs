@@ -2,7 +2,7 @@
 //!
 //! Once there are `top_k` slots for every layer each layer has a window of its own, and what is left over is an overflow
 //! that all layers share: a pool without windows that is smaller than one token's cycle through the layers would never
-//! hit. Below that all slots are shared.
+//! hit. Below that all slots are shared. Layers that route to no experts have no window.
 //!
 //! An expert's *heat* estimates how likely the next token is to choose it: `(1 − d) · Σ d^age` over its uses, with ages
 //! in tokens (LRFU: Lee et al., 2001). Decayed values are compared without decaying them: at any one time
@@ -34,7 +34,11 @@ impl Policy {
 pub struct Pool {
     shape: Shape,
     policy: Policy,
-    /// Slots of each layer's own window; 0 where all are shared.
+    /// By layer, how many before it route to experts; none for one that does not itself.
+    windows: Vec<Option<usize>>,
+    /// Layers that route to experts.
+    routed: usize,
+    /// Slots of each routed layer's own window; 0 where all are shared.
     window: usize,
     /// What each slot holds, an index of `shape`, or [`NONE`].
     held: Vec<u32>,
@@ -51,22 +55,46 @@ pub struct Pool {
 const OVERFLOW_SHARE: usize = 4;
 
 impl Pool {
+    /// A pool for layers that all route to experts.
+    ///
     /// # Panics
     /// If there are fewer than `top_k` slots.
     pub fn new(shape: Shape, slots: usize) -> Pool {
-        let lendable = (slots / OVERFLOW_SHARE).min(slots.saturating_sub(shape.layers * shape.top_k));
-        let window = (slots - lendable).checked_div(shape.layers).unwrap_or(0);
-        let window = if window >= shape.top_k && slots < shape.keys() { window } else { 0 };
-        Pool::with(shape, slots, window, Policy::DEFAULT)
+        Pool::for_layers(shape, std::iter::repeat_n(true, shape.layers), slots)
+    }
+
+    /// A pool for layers of which it is said whether they route to experts.
+    ///
+    /// # Panics
+    /// If there are fewer than `top_k` slots.
+    pub fn for_layers(shape: Shape, routed: impl Iterator<Item = bool>, slots: usize) -> Pool {
+        let mut count = 0;
+        let window = |routed: bool| {
+            let window = routed.then_some(count);
+            count += usize::from(routed);
+            window
+        };
+        let windows = routed.map(window).collect();
+        let lendable = (slots / OVERFLOW_SHARE).min(slots.saturating_sub(count * shape.top_k));
+        let window = (slots - lendable).checked_div(count).unwrap_or(0);
+        let window = if window >= shape.top_k && slots < count * shape.experts { window } else { 0 };
+        Pool::of(shape, windows, slots, window, Policy::DEFAULT)
     }
 
     /// A pool with windows of a given size (0: none), the rest of its slots shared.
     pub fn with(shape: Shape, slots: usize, window: usize, policy: Policy) -> Pool {
+        Pool::of(shape, (0..shape.layers).map(Some).collect(), slots, window, policy)
+    }
+
+    fn of(shape: Shape, windows: Vec<Option<usize>>, slots: usize, window: usize, policy: Policy) -> Pool {
         assert!(slots >= shape.top_k, "a pool holds at least top_k experts");
-        assert!(window * shape.layers <= slots, "the windows do not fit the pool");
+        let routed = windows.iter().flatten().count();
+        assert!(window * routed <= slots, "the windows do not fit the pool");
         Pool {
             shape,
             policy,
+            windows,
+            routed,
             window,
             held: vec![NONE; slots],
             table: vec![NONE; shape.keys()],
@@ -82,11 +110,14 @@ impl Pool {
 
     /// Whether every expert has a place, so that none ever makes room.
     pub fn holds_all(&self) -> bool {
-        self.slots() >= self.shape.keys()
+        self.slots() >= self.routed * self.shape.experts
     }
 
     /// Whether every expert of a layer is in a slot.
     pub fn holds_layer(&self, layer: u32) -> bool {
+        if self.windows[layer as usize].is_none() {
+            return true;
+        }
         let first = self.shape.index(Key { layer, expert: 0 });
         !self.table[first..][..self.shape.experts].contains(&NONE)
     }
@@ -97,12 +128,14 @@ impl Pool {
     }
 
     fn window_of(&self, layer: u32) -> Range<usize> {
-        let start = layer as usize * self.window;
-        start..start + self.window
+        match self.windows[layer as usize] {
+            Some(before) => before * self.window..(before + 1) * self.window,
+            None => 0..0,
+        }
     }
 
     fn overflow(&self) -> Range<usize> {
-        self.window * self.shape.layers..self.held.len()
+        self.window * self.routed..self.held.len()
     }
 
     pub fn slot_of(&self, key: Key) -> Option<u32> {
@@ -318,6 +351,22 @@ mod tests {
         assert_eq!(pool.place(key(0, 5), 0.9, |_| None), pool.slot_of(key(0, 0)));
         assert_eq!(pool.place(key(0, 5), 0.9, |k| (k.expert == 0).then_some(1.0)), pool.slot_of(key(0, 1)));
         assert_eq!(pool.place(key(0, 5), f64::INFINITY, |_| Some(f64::INFINITY)), None);
+    }
+
+    /// Layers without experts take no slots from the others.
+    #[test]
+    fn dense_layers_have_no_window() {
+        let routed = [false, true, true];
+        let whole = Pool::for_layers(SHAPE, routed.into_iter(), 16);
+        assert!(whole.holds_all() && whole.holds_layer(0) && !whole.holds_layer(1));
+        let mut pool = Pool::for_layers(SHAPE, routed.into_iter(), 8);
+        assert_eq!((pool.window, pool.overflow()), (3, 6..8));
+        assert_eq!([0, 1, 2].map(|layer| pool.window_of(layer)), [0..0, 0..3, 3..6]);
+        for expert in 0..8 {
+            pool.advance(1);
+            take(&mut pool, key(2, expert), 1.0);
+        }
+        assert!(take(&mut pool, key(1, 0), 1e-6), "the window of layer 1 is its own");
     }
 
     #[test]

@@ -2,8 +2,14 @@
 //!
 //! An architecture is one file that turns a checkpoint's `config.json` into a [`Plan`]; [`plan_for`] picks the file.
 
+mod decoder;
+mod delta_net;
+mod llama;
 pub mod plan;
+mod qwen3;
 mod qwen3_5_moe;
+mod qwen3_moe;
+mod rope;
 pub mod tokenizer;
 
 use serde_json::Value;
@@ -15,8 +21,72 @@ use plan::{Builder, ExpertShape, Map, Plan, Weight};
 /// Reads the configuration of one architecture into a forward plan.
 type PlanFn = fn(&Value, &dyn Tensors) -> Result<Plan>;
 
-/// Every supported architecture, by the `model_type` of its text configuration.
-const ARCHITECTURES: [(&str, PlanFn); 1] = [("qwen3_5_moe_text", qwen3_5_moe::plan)];
+struct Architecture {
+    /// The `model_type` of its text configuration.
+    name: &'static str,
+    plan: PlanFn,
+    experts: ExpertTensors,
+}
+
+/// Every supported architecture.
+const ARCHITECTURES: &[Architecture] = &[
+    Architecture { name: "qwen3_5_moe_text", plan: qwen3_5_moe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "llama", plan: llama::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "qwen3", plan: qwen3::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
+];
+
+/// Where checkpoints keep a layer's routed experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertTensors {
+    /// The part of a layer that they are.
+    block: &'static str,
+    /// Names of an expert's gate, up and down, where each has a tensor of its own; none where checkpoints never have them.
+    each: Option<[&'static str; 3]>,
+    /// Names of all experts' gates and ups, and of all their downs, where they are one tensor of three dimensions.
+    fused: [&'static str; 2],
+}
+
+impl ExpertTensors {
+    const USUAL: ExpertTensors = ExpertTensors {
+        block: "mlp.experts",
+        each: Some(["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
+        fused: ["gate_up_proj", "down_proj"],
+    };
+
+    /// What the names of a layer's experts begin with.
+    pub fn prefix(&self, layer: usize) -> String {
+        format!("model.layers.{layer}.{}.", self.block)
+    }
+
+    /// Whether a tensor belongs to routed experts.
+    pub fn owns(&self, tensor: &str) -> bool {
+        let mut parts = tensor.strip_prefix("model.layers.").into_iter().flat_map(|rest| rest.split_once('.'));
+        parts.any(|(_, rest)| rest.strip_prefix(self.block).is_some_and(|rest| rest.starts_with('.')))
+    }
+
+    /// An expert's gate, up and down, each a tensor of its own.
+    pub fn each(&self, layer: usize, expert: usize) -> Option<[String; 3]> {
+        Some(self.each?.map(|name| format!("{}{expert}.{name}", self.prefix(layer))))
+    }
+
+    /// What to call an expert's gate, up and down where one of them is at fault.
+    pub fn names(&self, layer: usize, expert: usize) -> [String; 3] {
+        let of_fused =
+            || ["gate", "up", "down"].map(|part| format!("{part} of expert {expert} in {}", self.prefix(layer)));
+        self.each(layer, expert).unwrap_or_else(of_fused)
+    }
+
+    /// Gate and up of all experts of a layer, `[experts, 2 · width, hidden]`, and down, `[experts, hidden, width]`.
+    pub fn fused(&self, layer: usize) -> [String; 2] {
+        self.fused.map(|name| format!("{}{name}", self.prefix(layer)))
+    }
+}
+
+/// Where checkpoints with this configuration keep their experts.
+pub fn expert_tensors(config: &Value) -> Result<ExpertTensors> {
+    Ok(find(config)?.experts)
+}
 
 /// How a core tensor is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,21 +127,22 @@ pub fn text_config(config: &Value) -> &Value {
     config.get("text_config").unwrap_or(config)
 }
 
+fn find(config: &Value) -> Result<&'static Architecture> {
+    let name = text_config(config).get("model_type").and_then(Value::as_str).unwrap_or_default();
+    ARCHITECTURES.iter().find(|known| known.name == name).ok_or_else(|| {
+        let supported: Vec<&str> = ARCHITECTURES.iter().map(|known| known.name).collect();
+        Error::UnknownArchitecture { name: name.to_owned(), supported: supported.join(", ") }
+    })
+}
+
 /// The `model_type` of a configuration, if this build supports it.
 pub fn architecture(config: &Value) -> Result<&'static str> {
-    let name = text_config(config).get("model_type").and_then(Value::as_str).unwrap_or_default();
-    ARCHITECTURES.iter().find(|(known, _)| *known == name).map(|(known, _)| *known).ok_or_else(|| {
-        let supported = ARCHITECTURES.map(|(known, _)| known).join(", ");
-        Error::UnknownArchitecture { name: name.to_owned(), supported }
-    })
+    Ok(find(config)?.name)
 }
 
 /// The forward plan of a model.
 pub fn plan_for(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
-    let name = architecture(config)?;
-    let (_, plan) =
-        ARCHITECTURES.iter().find(|(known, _)| *known == name).expect("`architecture` returns a known name");
-    plan(text_config(config), tensors)
+    (find(config)?.plan)(text_config(config), tensors)
 }
 
 /// Positions the model was made for, `max_position_embeddings`.

@@ -114,8 +114,8 @@ pub enum Op {
     RmsNorm { x: Buf, w: Weight, y: Buf, groups: usize, eps: f32 },
     /// As `RmsNorm`, then times `silu(gate)`.
     GatedRmsNorm { x: Buf, gate: Buf, w: Weight, y: Buf, groups: usize, eps: f32 },
-    /// `y = x · Wᵀ`, or `y += x · Wᵀ` if `add`. W is `[rows, cols]`; x has width `cols`, y `rows`.
-    MatMul { x: Buf, w: Weight, y: Buf, add: bool },
+    /// `y = scale · (x · Wᵀ + bias)`, or `y += …` if `add`. W is `[rows, cols]`; x has width `cols`, y and the bias `rows`.
+    MatMul { x: Buf, w: Weight, bias: Option<Weight>, y: Buf, scale: f32, add: bool },
     /// Causal depthwise convolution over tokens, then silu: `y[t, c] = silu(Σ_j w[c, j] · x[t − kernel + 1 + j, c])`,
     /// inputs before the chunk from `state`, which is left holding the chunk's last inputs. `w` is `[channels, kernel]`.
     ConvSilu { x: Buf, w: Weight, y: Buf, state: State },
@@ -134,6 +134,13 @@ pub enum Op {
     Attention { q: Buf, gate: Option<Heads>, y: Buf, state: State, heads: usize, scale: f32 },
     /// `y = silu(gate) · up`.
     SiluMul { gate: Buf, up: Buf, y: Buf },
+}
+
+impl Op {
+    /// `y = x · Wᵀ`.
+    pub fn matmul(x: Buf, w: Weight, y: Buf) -> Op {
+        Op::MatMul { x, w, bias: None, y, scale: 1.0, add: false }
+    }
 }
 
 /// The routed experts of a layer. Between the layer's `mix` and these lies the one point where a pass may have to wait
@@ -215,6 +222,8 @@ pub struct Plan {
     pub residual: Buf,
     /// Rotary frequencies, radians a position, one a rotated pair. Row of the table buffer: `[cos…, sin…]`.
     pub inv_freq: Vec<f32>,
+    /// What cosines and sines are multiplied with, 1 but for rotary embeddings that were stretched.
+    pub rope_scale: f32,
     /// The buffer the backend fills with the table for the chunk's positions, width `2 · inv_freq.len()`.
     pub rope: Option<Buf>,
     pub layers: Vec<Layer>,
@@ -315,6 +324,12 @@ impl Builder {
     fn push_buffer(&mut self, name: &str, width: usize, rows: Rows) -> Buf {
         self.buffers.push(BufSpec { name: name.to_owned(), width, rows });
         Buf(self.buffers.len() - 1)
+    }
+
+    /// The buffer of that name and width, which layers use one after the other.
+    pub fn shared_buffer(&mut self, name: &str, width: usize) -> Buf {
+        let same = |b: &BufSpec| b.name == name && b.width == width && b.rows == Rows::Chunk;
+        self.buffers.iter().position(same).map_or_else(|| self.buffer(name, width), Buf)
     }
 
     pub fn matrix(&mut self, tensor: impl Into<String>, layout: Layout) -> Weight {

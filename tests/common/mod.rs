@@ -26,6 +26,10 @@ impl Golden {
         file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}")).data().to_vec()
     }
 
+    pub fn has(&self, name: &str) -> bool {
+        SafeTensors::deserialize(&self.0).unwrap().tensor(name).is_ok()
+    }
+
     pub fn prompts(&self) -> usize {
         let file = SafeTensors::deserialize(&self.0).unwrap();
         file.names().iter().filter(|n| n.starts_with("ids.")).count()

@@ -219,7 +219,7 @@ fn configurations_that_do_not_fit_are_refused() {
         ("`-1`", |c| c["num_experts"] = json!(-1)),
         ("mlp.gate.weight", |c| c["num_experts"] = json!(1 << 20)),
         ("experts", |c| c["moe_intermediate_size"] = json!(1 << 20)),
-        ("rope_type", |c| c["rope_parameters"]["rope_type"] = json!("yarn")),
+        ("rope_type", |c| c["rope_parameters"]["rope_type"] = json!("longrope")),
     ];
     for (reason, change) in cases {
         assert_error(pack(with_config(change).path()), "format", &[reason]);

@@ -65,7 +65,20 @@ pub struct RowsRef<'a> {
     pub stride: usize,
 }
 
-/// `y[pair.y] (+)= W · x[pair.x]` for every pair. `weights` holds the matrix as `layout` says. Each row of W is decoded
+/// What becomes of the products of a matrix.
+#[derive(Debug, Clone, Copy)]
+pub struct Then<'a> {
+    pub bias: Option<&'a [f32]>,
+    pub scale: f32,
+    pub add: bool,
+}
+
+impl Then<'_> {
+    /// They are stored as they are.
+    pub const STORE: Then<'static> = Then { bias: None, scale: 1.0, add: false };
+}
+
+/// `y[pair.y] (+)= scale · (W · x[pair.x] + bias)` for every pair. `weights` holds the matrix as `layout` says. Each row of W is decoded
 /// once for all pairs; `scratch` is at least `layout.cols` long, padded to whole groups.
 #[inline(always)]
 pub fn matmul(
@@ -75,7 +88,7 @@ pub fn matmul(
     y: &mut [f32],
     y_stride: usize,
     pairs: &[RowPair],
-    add: bool,
+    then: Then<'_>,
     scratch: &mut [f32],
 ) {
     let row_of_w = &mut scratch[..layout.cols];
@@ -84,8 +97,9 @@ pub fn matmul(
         for pair in pairs {
             let at = pair.x * x.stride;
             let sum = dot(row_of_w, &x.data[at..at + layout.cols]);
+            let sum = then.scale * then.bias.map_or(sum, |bias| sum + bias[n]);
             let out = &mut y[pair.y * y_stride + n];
-            *out = if add { *out + sum } else { sum };
+            *out = if then.add { *out + sum } else { sum };
         }
     }
 }

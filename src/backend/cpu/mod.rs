@@ -16,7 +16,7 @@ use super::{Backend, Info, Place, Routing, WorkItem, rope_table};
 use crate::error::{Error, Result};
 use crate::flash::Bytes;
 use crate::model::plan::{Buf, Limits, Op, Plan, StateSpec, Weight, WeightKind};
-use kernels::{RowPair, RowsRef};
+use kernels::{RowPair, RowsRef, Then};
 
 pub struct Cpu {
     plan: Plan,
@@ -103,13 +103,14 @@ impl Cpu {
         match *op {
             Op::RmsNorm { x, w, y, groups, eps } => self.norm(x, None, w, y, groups, eps, m),
             Op::GatedRmsNorm { x, gate, w, y, groups, eps } => self.norm(x, Some(gate), w, y, groups, eps, m),
-            Op::MatMul { x, w, y, add } => {
+            Op::MatMul { x, w, bias, y, scale, add } => {
                 let WeightKind::Matrix(layout) = self.plan.weights[w.0].kind else { unreachable!("a matrix") };
                 let pairs: Vec<RowPair> = (0..m).map(|r| RowPair { x: r, y: r }).collect();
                 let (x_width, y_width) = (self.width(x), self.width(y));
                 let mut out = std::mem::take(&mut self.buffers[y.0]);
                 let x = RowsRef { data: &self.buffers[x.0], stride: x_width };
-                self.simd.matmul(&layout, &self.matrices[w.0], x, &mut out, y_width, &pairs, add, &mut self.scratch);
+                let then = Then { bias: bias.map(|b| self.vectors[b.0].as_slice()), scale, add };
+                self.simd.matmul(&layout, &self.matrices[w.0], x, &mut out, y_width, &pairs, then, &mut self.scratch);
                 self.buffers[y.0] = out;
             }
             Op::ConvSilu { x, w, y, state } => {
@@ -277,7 +278,7 @@ impl Backend for Cpu {
         (self.pos, self.m, self.mixed) = (pos, m, 0);
         self.buffers[self.plan.residual.0][..embeddings.len()].copy_from_slice(embeddings);
         if let Some(rope) = self.plan.rope {
-            let table = rope_table(&self.plan.inv_freq, pos, m);
+            let table = rope_table(&self.plan, pos, m);
             self.buffers[rope.0][..table.len()].copy_from_slice(&table);
         }
         Ok(())
@@ -350,8 +351,8 @@ impl Backend for Cpu {
             let place = |i: &WorkItem| i.row as usize * moe.top_k + i.rank as usize;
             let pairs: Vec<_> = group.iter().map(|i| RowPair { x: i.row as usize, y: place(i) }).collect();
             let (gate, up) = (&mut self.expert_gate, &mut self.expert_up);
-            self.simd.matmul(&shape.gate, extent, x, gate, width, &pairs, false, &mut self.scratch);
-            self.simd.matmul(&shape.up, &extent[up_at..], x, up, width, &pairs, false, &mut self.scratch);
+            self.simd.matmul(&shape.gate, extent, x, gate, width, &pairs, Then::STORE, &mut self.scratch);
+            self.simd.matmul(&shape.up, &extent[up_at..], x, up, width, &pairs, Then::STORE, &mut self.scratch);
             for pair in &pairs {
                 let row = pair.y * width..(pair.y + 1) * width;
                 for (g, u) in gate[row.clone()].iter_mut().zip(&up[row]) {
@@ -361,7 +362,7 @@ impl Backend for Cpu {
             let pairs: Vec<_> = pairs.iter().map(|p| RowPair { x: p.y, y: p.y }).collect();
             let act = RowsRef { data: gate, stride: width };
             let out = &mut self.expert_out;
-            self.simd.matmul(&shape.down, &extent[down_at..], act, out, hidden, &pairs, false, &mut self.scratch);
+            self.simd.matmul(&shape.down, &extent[down_at..], act, out, hidden, &pairs, Then::STORE, &mut self.scratch);
         }
         Ok(())
     }

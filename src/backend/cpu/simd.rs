@@ -1,10 +1,10 @@
 //! [`kernels::matmul`] compiled for the vectors at hand. On wasm the whole build has 128-bit SIMD; on x86-64 the
 //! widest of AVX-512, AVX2 and SSE2 is chosen at run time.
 
-use super::kernels::{self, RowPair, RowsRef};
+use super::kernels::{self, RowPair, RowsRef, Then};
 use crate::tensor::Layout;
 
-pub type MatMul = unsafe fn(&Layout, &[u8], RowsRef<'_>, &mut [f32], usize, &[RowPair], bool, &mut [f32]);
+pub type MatMul = unsafe fn(&Layout, &[u8], RowsRef<'_>, &mut [f32], usize, &[RowPair], Then<'_>, &mut [f32]);
 
 /// The best `matmul` for this machine, and its name.
 #[derive(Debug, Clone, Copy)]
@@ -24,10 +24,10 @@ macro_rules! compiled_for {
             y: &mut [f32],
             y_stride: usize,
             pairs: &[RowPair],
-            add: bool,
+            then: Then<'_>,
             scratch: &mut [f32],
         ) {
-            kernels::matmul(layout, weights, x, y, y_stride, pairs, add, scratch);
+            kernels::matmul(layout, weights, x, y, y_stride, pairs, then, scratch);
         }
     };
 }
@@ -79,10 +79,10 @@ impl Simd {
         y: &mut [f32],
         y_stride: usize,
         pairs: &[RowPair],
-        add: bool,
+        then: Then<'_>,
         scratch: &mut [f32],
     ) {
         // SAFETY: `available` offers a variant only where its instruction set was detected.
-        unsafe { (self.matmul)(layout, weights, x, y, y_stride, pairs, add, scratch) }
+        unsafe { (self.matmul)(layout, weights, x, y, y_stride, pairs, then, scratch) }
     }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::Simd;
-use super::kernels::{self, RowPair, RowsRef};
+use super::kernels::{self, RowPair, RowsRef, Then};
 use crate::tensor::{DType, Layout, decode_row, encode};
 
 fn numbers(seed: u32, n: usize) -> Vec<f32> {
@@ -18,17 +18,20 @@ fn numbers(seed: u32, n: usize) -> Vec<f32> {
 proptest! {
     #[test]
     fn matmul_is_the_same_on_every_instruction_set(
-        rows in 1usize..40, cols in 1usize..150, m in 1usize..6, dtype in 0usize..4, add: bool, seed: u32,
+        rows in 1usize..40, cols in 1usize..150, m in 1usize..6, dtype in 0usize..4, add: bool, bias: bool,
+        seed: u32,
     ) {
         let layout = Layout::new(DType::ALL[dtype], rows, cols);
         let weights = encode(&layout, "w", &numbers(seed, rows * cols)).unwrap();
         let x = numbers(seed ^ 1, m * cols);
+        let (bias, scale) = (bias.then(|| numbers(seed ^ 3, rows)), if bias { 0.75 } else { 1.0 });
         let pairs: Vec<_> = (0..m).map(|r| RowPair { x: r, y: m - 1 - r }).collect();
         let run = |simd: &Simd| {
             let mut y = numbers(seed ^ 2, m * rows);
             let mut scratch = vec![0.0; kernels::scratch_len([layout].into_iter())];
             let x = RowsRef { data: &x, stride: cols };
-            simd.matmul(&layout, &weights, x, &mut y, rows, &pairs, add, &mut scratch);
+            let then = Then { bias: bias.as_deref(), scale, add };
+            simd.matmul(&layout, &weights, x, &mut y, rows, &pairs, then, &mut scratch);
             y
         };
         let plain = run(&Simd::baseline());
@@ -43,6 +46,7 @@ proptest! {
                 let mut w = vec![0.0; cols];
                 decode_row(&layout, &weights, n, &mut w);
                 let exact: f64 = w.iter().zip(&x[r * cols..]).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                let exact = f64::from(scale) * (exact + bias.as_ref().map_or(0.0, |b| f64::from(b[n])));
                 let at = (m - 1 - r) * rows + n;
                 let exact = exact + if add { f64::from(before[at]) } else { 0.0 };
                 prop_assert!((f64::from(plain[at]) - exact).abs() < 1e-4, "{} where {exact} is exact", plain[at]);

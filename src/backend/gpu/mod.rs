@@ -487,7 +487,7 @@ impl Backend for Gpu {
         self.announce();
         self.write_rows(self.plan.residual, embeddings);
         if let Some(rope) = self.plan.rope {
-            self.write_rows(rope, &rope_table(&self.plan.inv_freq, pos, m));
+            self.write_rows(rope, &rope_table(&self.plan, pos, m));
         }
         Ok(())
     }

@@ -92,9 +92,9 @@ impl Compiler<'_> {
                 let buffers = vec![self.read(x), self.vector(w), self.read(gate), self.write(y)];
                 out.push(self.norm("gated_rms_norm", over, groups, &[g, part, xs, ys, gs, eps.to_bits()], buffers));
             }
-            Op::MatMul { x, w, y, add } => {
+            Op::MatMul { y, .. } => {
                 self.check_rows(y, over);
-                self.matmul(x, w, y, add, over, out)?;
+                self.matmul(op, over, out)?;
             }
             Op::ConvSilu { x, w, y, state } => {
                 let StateSpec::Conv { channels, kernel } = self.plan.states[state.0] else {
@@ -169,7 +169,8 @@ impl Compiler<'_> {
         (rows as u32).div_ceil(self.tuning.workgroup / self.tuning.matmul_lanes)
     }
 
-    fn matmul(&mut self, x: Buf, w: Weight, y: Buf, add: bool, over: Over, out: &mut Vec<Step>) -> Result<()> {
+    fn matmul(&mut self, op: &Op, over: Over, out: &mut Vec<Step>) -> Result<()> {
+        let Op::MatMul { x, w, bias, y, scale, add } = *op else { unreachable!("by the caller") };
         let (xa, ya) = (self.activation(x), self.activation(y));
         let WeightKind::Matrix(whole) = self.plan.weights[w.0].kind else {
             return Err(Error::format("plan", format!("`{}` is no matrix", self.plan.weights[w.0].tensor)));
@@ -177,11 +178,13 @@ impl Compiler<'_> {
         for window in self.program.weights[w.0].clone() {
             let layout = Layout { rows: window.rows.len(), ..whole };
             let rest = words([window.rows.len(), window.rows.start, xa.stride / GROUP, ya.stride, usize::from(add)]);
-            let op = [&matrix(&layout, 0)[..], &rest].concat();
-            let buffers = vec![self.read(x), (window.id, READ), (window.id, READ), self.write(y)];
+            let op = [&matrix(&layout, 0)[..], &rest, &[scale.to_bits()]].concat();
+            let mut buffers = vec![self.read(x), (window.id, READ), (window.id, READ), self.write(y)];
+            buffers.extend(bias.map(|bias| self.vector(bias)));
             let groups = self.row_groups(window.rows.len());
             let grid: Grid = Box::new(move |pass| [groups, pass.m.div_ceil(ITEMS_A_TILE as u32), 1]);
-            let variant = self.multiplier("matmul", whole.dtype);
+            let mut variant = self.multiplier("matmul", whole.dtype);
+            variant.imports.push(("bias", if bias.is_some() { "bias_vector" } else { "bias_none" }));
             out.push(self.step(variant, over, &op, buffers, grid));
         }
         Ok(())

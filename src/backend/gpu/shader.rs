@@ -17,6 +17,8 @@ const FILES: &[(&str, &str)] = files![
     "attention_scores",
     "attention_softmax",
     "attention_values",
+    "bias_none",
+    "bias_vector",
     "chunk",
     "conv_silu",
     "decode_f16",

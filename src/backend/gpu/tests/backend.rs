@@ -9,7 +9,7 @@ fn small_case() -> Case {
     let w = c.matrix(DType::Q4, 50, 40);
     let (k, v) = (c.input(6), c.input(6));
     let state = c.state(StateSpec::Kv { heads: 1, dim: 6 });
-    c.mix.push(Op::MatMul { x, w, y, add: false });
+    c.mix.push(Op::matmul(x, w, y));
     c.mix.push(Op::KvAppend { k, v, state });
     c.finish(y, limits(20, 4))
 }
@@ -84,7 +84,7 @@ fn large_weights_keep_to_the_queue() {
     let mut c = CaseBuilder::new(7);
     let (x, y) = (c.input(96), c.buffer(9001));
     let w = c.matrix(DType::Q8, 9001, 96);
-    c.mix.push(Op::MatMul { x, w, y, add: false });
+    c.mix.push(Op::matmul(x, w, y));
     let case = c.finish(y, limits(20, 4));
     let rows = Random::new(8).values(case.plan.hidden);
     let expected = run(&mut cpu(&case), &rows, &[1]);

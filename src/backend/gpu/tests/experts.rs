@@ -37,8 +37,8 @@ pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
     let mut shared_ops = Vec::new();
     if let Some((out, gate)) = shared {
         let (w, g) = (c.matrix(DType::F32, s.hidden, s.hidden), c.matrix(DType::F32, 1, s.hidden));
-        shared_ops.push(Op::MatMul { x, w, y: out, add: false });
-        shared_ops.push(Op::MatMul { x, w: g, y: gate, add: false });
+        shared_ops.push(Op::matmul(x, w, out));
+        shared_ops.push(Op::matmul(x, g, gate));
     }
     let shape = ExpertShape::new(s.dtype, s.hidden, s.width);
     let mut expert = || {

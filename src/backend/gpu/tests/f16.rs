@@ -52,7 +52,7 @@ fn matmul_case(seed: u64, dtype: DType, [rows, cols]: [usize; 2], add: bool) -> 
     let x = c.input(cols);
     let y = if add { c.input(rows) } else { c.buffer(rows) };
     let w = c.matrix(dtype, rows, cols);
-    c.mix.push(Op::MatMul { x, w, y, add });
+    c.mix.push(Op::MatMul { x, w, bias: None, y, scale: 1.0, add });
     (c.finish(y, limits(64, 7)), w)
 }
 
@@ -139,7 +139,7 @@ fn sums_are_f32() {
     let mut c = CaseBuilder::new(1);
     let (x, y) = (c.input(19_000), c.buffer(1));
     let w = c.matrix_of(DType::F16, 1, 19_000, &[1.0; 19_000]);
-    c.mix.push(Op::MatMul { x, w, y, add: false });
+    c.mix.push(Op::matmul(x, w, y));
     let case = c.finish(y, limits(1, 1));
     let row: Vec<f32> = (0..19_000).map(|i| if i < 10_000 { 1.0 } else { -1.0 }).collect();
     for tuning in f16_tunings() {
@@ -155,7 +155,7 @@ fn nothing_overflows() {
         let mut c = CaseBuilder::new(1);
         let (x, y) = (c.input(64), c.buffer(2));
         let w = c.matrix_of(dtype, 2, 64, &[[3e4; 64], [-3e4; 64]].concat());
-        c.mix.push(Op::MatMul { x, w, y, add: false });
+        c.mix.push(Op::matmul(x, w, y));
         let case = c.finish(y, limits(1, 1));
         for tuning in f16_tunings() {
             let Some(mut gpu) = gpu(tuning, &case) else { return };

@@ -169,7 +169,7 @@ impl CaseBuilder {
             identity[i * width + i] = 1.0;
         }
         let w = self.matrix_of(DType::F32, hidden, width, &identity);
-        self.mix.push(Op::MatMul { x: y, w, y: self.residual, add: false });
+        self.mix.push(Op::matmul(y, w, self.residual));
         let layer = Layer { mix: self.mix, ..Layer::default() };
         let plan = plan(self.parts, self.residual, hidden, vec![layer]);
         Case { plan, limits, weights: self.weights }
@@ -190,6 +190,7 @@ fn plan(mut parts: Builder, residual: Buf, hidden: usize, layers: Vec<Layer>) ->
         states: parts.states,
         residual,
         inv_freq: Vec::new(),
+        rope_scale: 1.0,
         rope: None,
         layers,
         expert: None,

@@ -31,12 +31,16 @@ proptest! {
     }
 
     #[test]
-    fn matmul(seed: u64, rows in 1usize..150, cols in 1usize..200, tokens in 1usize..12, dtype in dtypes(), add: bool) {
+    fn matmul(
+        seed: u64, rows in 1usize..150, cols in 1usize..200, tokens in 1usize..12, dtype in dtypes(), add: bool,
+        bias: bool, scaled: bool,
+    ) {
         let mut c = CaseBuilder::new(seed);
         let x = c.input(cols);
         let y = if add { c.input(rows) } else { c.buffer(rows) };
         let w = c.matrix(dtype, rows, cols);
-        c.mix.push(Op::MatMul { x, w, y, add });
+        let bias = bias.then(|| c.vector(rows, 0.5));
+        c.mix.push(Op::MatMul { x, w, bias, y, scale: if scaled { 0.3 } else { 1.0 }, add });
         check(&c.finish(y, limits(64, 7)), tokens, seed, TOLERANCE);
     }
 
@@ -133,8 +137,8 @@ fn matmul_in_windows() {
     for dtype in DType::ALL {
         let mut c = CaseBuilder::new(3);
         let (x, y) = (c.input(170), c.buffer(1333));
-        let w = c.matrix(dtype, 1333, 170);
-        c.mix.push(Op::MatMul { x, w, y, add: false });
+        let (w, bias) = (c.matrix(dtype, 1333, 170), Some(c.vector(1333, 0.5)));
+        c.mix.push(Op::MatMul { x, w, bias, y, scale: 1.0, add: false });
         let case = c.finish(y, limits(16, 5));
         let rows = Random::new(8).values(5 * case.plan.hidden);
         for tuning in tunings() {
@@ -154,7 +158,7 @@ fn tiny_weights_are_not_lost() {
         let (x, y) = (c.input(64), c.buffer(20));
         let values: Vec<f32> = c.random.values(20 * 64).iter().map(|v| v * 2e-3).collect();
         let w = c.matrix_of(dtype, 20, 64, &values);
-        c.mix.push(Op::MatMul { x, w, y, add: false });
+        c.mix.push(Op::matmul(x, w, y));
         check(&c.finish(y, limits(16, 4)), 4, 9, TOLERANCE);
     }
 }
