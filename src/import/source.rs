@@ -1,9 +1,8 @@
 //! Which of a checkpoint's tensors go where in a pack, and as what.
 
-use safetensors::Dtype;
 use serde_json::Value;
 
-use super::safetensors::Checkpoint;
+use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
 use crate::model::plan::{ExpertShape, Plan};
 use crate::model::{Stored, Tensors, text_config};
@@ -15,7 +14,7 @@ pub const HEAD: &str = "lm_head.weight";
 /// The types a pack stores weights in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// The smallest float type that holds every weight exactly: f16 stays f16, all else becomes f32.
+    /// The smallest type that holds every weight exactly: f16 and GGUF's Q8_0 stay what they are, all else becomes f32.
     Lossless,
     Given {
         experts: DType,
@@ -45,7 +44,7 @@ const DELICATE: [&str; 4] = [
 
 /// A checkpoint seen as the tensors of a pack.
 pub struct Source<'a> {
-    pub checkpoint: &'a Checkpoint,
+    checkpoint: &'a dyn Weights,
     precision: Precision,
     tied: bool,
 }
@@ -54,12 +53,10 @@ pub struct Source<'a> {
 struct Part {
     tensor: String,
     first: usize,
-    rows: usize,
-    cols: usize,
 }
 
 impl<'a> Source<'a> {
-    pub fn new(checkpoint: &'a Checkpoint, precision: Precision) -> Source<'a> {
+    pub fn new(checkpoint: &'a dyn Weights, precision: Precision) -> Source<'a> {
         let config = checkpoint.config();
         let tied = [config, text_config(config)].iter().any(|c| c["tie_word_embeddings"] == Value::Bool(true));
         Source { checkpoint, precision, tied }
@@ -73,7 +70,7 @@ impl<'a> Source<'a> {
     /// The type of a matrix that is no expert's.
     pub fn core_dtype(&self, name: &str) -> Result<DType> {
         Ok(match self.precision {
-            Precision::Lossless => lossless(self.checkpoint.tensor(self.name_of(name))?.dtype),
+            Precision::Lossless => self.checkpoint.tensor(self.name_of(name))?.exact,
             Precision::Given { core: DType::F32, .. } => DType::F32,
             Precision::Given { core, .. } if DELICATE.iter().any(|end| name.ends_with(end)) => match core {
                 DType::Q4 => DType::Q8,
@@ -99,38 +96,50 @@ impl<'a> Source<'a> {
         Ok(Layout::new(self.core_dtype(EMBEDDING)?, plan.vocab, plan.hidden))
     }
 
-    /// The values of a layer's expert: gate, up and down, row by row.
-    pub fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Vec<f32>; 3]> {
+    /// A layer's expert as it lies in its extent: gate, up and down.
+    pub async fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<Vec<u8>> {
         let parts = self.expert_parts(shape, layer, expert)?;
-        let mut values = [const { Vec::new() }; 3];
-        for (out, p) in values.iter_mut().zip(&parts) {
-            *out = self.checkpoint.values(&p.tensor, p.first, p.rows * p.cols)?;
+        let mut extent = Vec::with_capacity(shape.bytes());
+        for ((part, layout), own) in
+            parts.iter().zip([shape.gate, shape.up, shape.down]).zip(expert_names(layer, expert))
+        {
+            let matrix = self.checkpoint.matrix(&part.tensor, part.first, layout).await;
+            // What is wrong with a tensor of all experts is wrong with one of them.
+            extent.extend(matrix.map_err(|error| match error {
+                Error::Encode { dtype, reason, .. } => Error::Encode { name: own, dtype, reason },
+                other => other,
+            })?);
         }
-        Ok(values)
+        Ok(extent)
     }
 
     /// Bytes of a layer's experts in the checkpoint.
     pub fn expert_bytes(&self, layer: usize) -> u64 {
         let prefix = format!("model.layers.{layer}.mlp.experts.");
-        let experts = self.checkpoint.tensors().filter(|(name, _)| name.starts_with(&prefix));
-        experts.map(|(_, t)| t.bytes()).sum()
+        self.tensors(|name| name.starts_with(&prefix)).map(|t| t.bytes).sum()
+    }
+
+    fn tensors(&self, of: impl Fn(&str) -> bool) -> impl Iterator<Item = Described> {
+        let names = self.checkpoint.names().into_iter();
+        names.filter(move |name| of(name)).filter_map(|name| self.checkpoint.find(name))
     }
 
     fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
-        let layouts = [shape.gate, shape.up, shape.down];
         let names = expert_names(layer, expert);
-        let gate_up = format!("model.layers.{layer}.mlp.experts.gate_up_proj");
-        let down = format!("model.layers.{layer}.mlp.experts.down_proj");
+        let of_all = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}_proj");
+        let gate_up = of_all("gate_up");
         // What one expert has of each tensor, and how far into it each matrix begins.
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
         let (tensors, own, starts) = if self.checkpoint.find(&gate_up).is_some() {
             let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-            ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
+            ([gate_up.clone(), gate_up, of_all("down")], own, [0, width * hidden, 0])
         } else {
-            (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3])
+            let by_itself = self.checkpoint.find(&of_all("gate")).is_none();
+            let tensors = if by_itself { names } else { ["gate", "up", "down"].map(of_all) };
+            (tensors, [[width, hidden], [width, hidden], [hidden, width]], [0; 3])
         };
         let mut parts = Vec::with_capacity(3);
-        for (((tensor, own), start), layout) in tensors.into_iter().zip(own).zip(starts).zip(layouts) {
+        for ((tensor, own), start) in tensors.into_iter().zip(own).zip(starts) {
             let shape = &self.checkpoint.tensor(&tensor)?.shape;
             let fused = shape.len() == 3;
             if shape[usize::from(fused)..] != own || (fused && shape[0] <= expert) {
@@ -138,7 +147,7 @@ impl<'a> Source<'a> {
                 return Err(Error::format("checkpoint", reason));
             }
             let skipped = if fused { expert * own[0] * own[1] } else { 0 };
-            parts.push(Part { tensor, first: skipped + start, rows: layout.rows, cols: layout.cols });
+            parts.push(Part { tensor, first: skipped + start });
         }
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("three matrices make an expert")))
     }
@@ -147,10 +156,6 @@ impl<'a> Source<'a> {
 /// The names that an expert's gate, up and down have in a checkpoint that stores each by itself.
 pub fn expert_names(layer: usize, expert: usize) -> [String; 3] {
     ["gate", "up", "down"].map(|part| format!("model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"))
-}
-
-fn lossless(dtype: Dtype) -> DType {
-    if dtype == Dtype::F16 { DType::F16 } else { DType::F32 }
 }
 
 impl Tensors for Source<'_> {
@@ -167,8 +172,10 @@ impl Tensors for Source<'_> {
         Some(match self.precision {
             Precision::Given { experts, .. } => experts,
             Precision::Lossless => {
-                let mut experts = self.checkpoint.tensors().filter(|(name, _)| name.contains(".mlp.experts."));
-                if experts.all(|(_, t)| t.dtype == Dtype::F16) { DType::F16 } else { DType::F32 }
+                // Extents are of one type: the one that holds them all.
+                let mut types = self.tensors(|name| name.contains(".mlp.experts.")).map(|t| t.exact);
+                let first = types.next().unwrap_or(DType::F16);
+                if types.all(|t| t == first) { first } else { DType::F32 }
             }
         })
     }
