@@ -19,12 +19,17 @@ const COPIED: [&str; 9] = [
     "LICENSE.txt",
 ];
 
-/// Those files of `dir` that go into a pack, and `include`, by name. JSON is stored without insignificant spaces.
-pub fn collect(dir: &Path, include: &[PathBuf]) -> Result<BTreeMap<String, Vec<u8>>> {
+/// Those files of `dir` that go into a pack, by name.
+pub fn beside(dir: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
+    let paths = COPIED.iter().map(|name| dir.join(name)).filter(|path| path.is_file());
+    read(&paths.collect::<Vec<_>>())
+}
+
+/// These files, by name. JSON is stored without insignificant spaces.
+pub fn read(paths: &[PathBuf]) -> Result<BTreeMap<String, Vec<u8>>> {
     let mut files = BTreeMap::new();
-    let present = COPIED.iter().map(|name| dir.join(name)).filter(|path| path.is_file());
-    for path in present.chain(include.iter().cloned()) {
-        let mut bytes = fs::read(&path).map_err(Error::io(path.display()))?;
+    for path in paths {
+        let mut bytes = fs::read(path).map_err(Error::io(path.display()))?;
         let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         if name.ends_with(".json") {
             serde_json::from_slice::<serde::de::IgnoredAny>(&bytes)

@@ -1,16 +1,20 @@
 //! From checkpoints to packs, and back.
 
 mod files;
+pub mod gguf;
 mod safetensors;
 mod source;
 mod unpack;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+pub use gguf::Gguf;
 pub use safetensors::Checkpoint;
 pub use source::Precision;
 pub use unpack::unpack;
+pub use weights::{Described, Weights};
 
 use crate::chat::TOKENIZER;
 use crate::error::{Error, Result, Size};
@@ -20,20 +24,22 @@ use crate::model::{self, Tensors};
 use crate::pack::{
     FileEntry, Hash, Identity, MANIFEST, Manifest, MemorySink, Pack, PackWriter, Quantisation, Sink, check_file_name,
 };
-use crate::tensor::encode;
+use crate::tensor::Layout;
 use source::Source;
 
-/// Largest checkpoint that is packed in memory when it is opened as it is.
+/// Bytes that a checkpoint's weights take at most, without loss, if it is packed in memory when it is opened as it is.
 const MAX_IN_MEMORY: u64 = 8 << 30;
 /// Embedding rows read at once.
 const ROWS: usize = 4096;
+/// Bytes read at once to name a source by its hash.
+const PIECE: usize = 4 << 20;
 
 #[derive(Debug, Clone)]
 pub struct PackOptions {
     pub precision: Precision,
     /// Bytes a shard file may have.
     pub max_shard: u64,
-    /// Name of the model; `None` for that of the checkpoint's directory.
+    /// Name of the model; `None` for what the checkpoint or its directory is called.
     pub name: Option<String>,
     pub licence: Option<String>,
     /// Files to copy beside those of the checkpoint; they take the place of any of the same name.
@@ -62,8 +68,8 @@ pub struct Packed<P> {
 /// # Errors
 /// [`Error::UnknownArchitecture`], [`Error::MissingTensor`] and [`Error::Format`] for checkpoints that are not complete
 /// or do not fit their configuration, [`Error::Encode`] for weights a type cannot hold.
-pub fn pack_checkpoint<S: Sink>(
-    checkpoint: &Checkpoint,
+pub async fn pack_checkpoint<S: Sink>(
+    checkpoint: &dyn Weights,
     options: &PackOptions,
     sink: S,
     mut on_progress: impl FnMut(u64, u64),
@@ -75,7 +81,7 @@ pub fn pack_checkpoint<S: Sink>(
     let experts = plan.most_experts();
     let expert_dtype = plan.expert.and(source.expert_dtype());
 
-    let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();
+    let bytes: u64 = checkpoint.files().iter().map(|(_, bytes)| bytes).sum();
     let total = if options.provenance { 2 * bytes } else { bytes };
     let mut done = 0;
     let mut advance = |bytes: u64| {
@@ -83,18 +89,19 @@ pub fn pack_checkpoint<S: Sink>(
         on_progress(done.min(total), total);
     };
     let mut provenance = Vec::new();
-    for (file, bytes) in checkpoint.files().filter(|_| options.provenance) {
+    for (file, bytes) in checkpoint.files().into_iter().filter(|_| options.provenance) {
         let mut hasher = blake3::Hasher::new();
-        checkpoint.read_file(file, |piece| {
-            hasher.update(piece);
+        for offset in (0..bytes).step_by(PIECE) {
+            let piece = checkpoint.read(&file, offset, (bytes - offset).min(PIECE as u64) as usize).await?;
+            hasher.update(&piece);
             advance(piece.len() as u64);
-        })?;
-        provenance.push(FileEntry { file: file.to_owned(), bytes, hash: Hash(hasher.finalize().into()) });
+        }
+        provenance.push(FileEntry { file, bytes, hash: Hash(hasher.finalize().into()) });
     }
 
     let identity = Identity {
-        name: options.name.clone().unwrap_or_else(|| directory_name(checkpoint.dir())),
-        licence: options.licence.clone(),
+        name: options.name.clone().unwrap_or_else(|| checkpoint.name()),
+        licence: options.licence.clone().or_else(|| checkpoint.licence()),
         architecture: architecture.to_owned(),
         config: checkpoint.config().clone(),
         quantisation: Quantisation { core: source.main_dtype()?, experts: expert_dtype },
@@ -107,89 +114,127 @@ pub fn pack_checkpoint<S: Sink>(
     for weight in &plan.weights {
         let (name, from) = (&weight.tensor, source.name_of(&weight.tensor));
         let tensor = checkpoint.tensor(from)?;
-        let values = checkpoint.values(from, 0, tensor.len())?;
         match weight.kind {
-            WeightKind::Matrix(layout) => writer.matrix(name, &layout, &encode(&layout, name, &values)?)?,
-            WeightKind::Vector { .. } => writer.vector(name, &tensor.shape, &values)?,
+            WeightKind::Matrix(layout) => {
+                writer.matrix(name, &layout, &checkpoint.matrix(from, 0, layout).await?)?;
+            }
+            WeightKind::Vector { .. } => {
+                writer.vector(name, &tensor.shape, &checkpoint.values(from, 0, tensor.len()).await?)?;
+            }
         }
-        advance(tensor.bytes());
+        advance(tensor.bytes);
     }
     for first in (0..embedding.rows).step_by(ROWS) {
-        let rows = ROWS.min(embedding.rows - first);
-        let values = checkpoint.values(source::EMBEDDING, first * embedding.cols, rows * embedding.cols)?;
-        for row in values.chunks_exact(embedding.cols) {
-            writer.embedding_rows(&encode(&embedding.row(), source::EMBEDDING, row)?)?;
+        let rows = Layout { rows: ROWS.min(embedding.rows - first), ..embedding };
+        let stored = checkpoint.matrix(source::EMBEDDING, first * embedding.cols, rows).await?;
+        for row in 0..rows.rows {
+            writer.embedding_rows(&rows.row_of(&stored, row))?;
         }
     }
-    advance(checkpoint.tensor(source::EMBEDDING)?.bytes());
+    advance(checkpoint.tensor(source::EMBEDDING)?.bytes);
     if let Some(shape) = plan.expert {
         for (layer, moe) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?))) {
             for expert in 0..moe.experts {
-                let matrices = source.expert(&shape, layer, expert)?;
-                let mut extent = Vec::with_capacity(shape.bytes());
-                let named = source.experts.names(layer, expert);
-                for ((values, layout), name) in matrices.iter().zip([shape.gate, shape.up, shape.down]).zip(&named) {
-                    extent.extend(encode(&layout, name, values)?);
-                }
-                writer.expert(layer, &extent)?;
+                writer.expert(layer, &source.expert(&shape, layer, expert).await?)?;
             }
             advance(source.expert_bytes(layer));
         }
     }
-    let notes = copy_files(checkpoint.dir(), &options.include, &mut writer)?;
+    let notes = copy_files(checkpoint, &options.include, &mut writer)?;
     let (manifest, pack) = writer.finish()?;
     on_progress(total, total);
     Ok(Packed { manifest, pack, notes })
 }
 
-fn copy_files<S: Sink>(dir: &Path, include: &[PathBuf], writer: &mut PackWriter<S>) -> Result<Vec<String>> {
-    let files = files::collect(dir, include)?;
+fn copy_files<S: Sink>(
+    checkpoint: &dyn Weights,
+    include: &[PathBuf],
+    writer: &mut PackWriter<S>,
+) -> Result<Vec<String>> {
+    let mut files = checkpoint.carried()?;
+    files.extend(files::read(include)?);
     for (name, bytes) in &files {
         check_file_name(name)?;
         writer.file(name, bytes)?;
     }
-    let lacks = |file: &str| !files.contains_key(file);
     let mut notes = Vec::new();
-    if lacks(TOKENIZER) {
-        notes.push(format!("{} has no {}: the pack takes token ids only", dir.display(), TOKENIZER));
+    if !files.contains_key(TOKENIZER) {
+        notes.push(format!("{} has no {TOKENIZER}: the pack takes token ids only", checkpoint.name()));
     }
     Ok(notes)
 }
 
-fn directory_name(dir: &Path) -> String {
-    let absolute = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    absolute.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
+/// Opens a checkpoint wherever it is: a directory with `config.json` and safetensors, or the path or http(s) address of a
+/// GGUF file, the first one of a split model.
+///
+/// # Errors
+/// [`Error::Request`] for what is neither, and those of [`Checkpoint::open`] and [`Gguf::open`].
+pub async fn open_checkpoint(location: &str) -> Result<Box<dyn Weights>> {
+    if is_gguf(location) {
+        return Ok(Box::new(open_gguf(location).await?));
+    }
+    Ok(Box::new(Checkpoint::open(Path::new(location))?))
 }
 
-/// Opens a model wherever it is: a pack's directory, a checkpoint's directory, which is packed in memory without loss,
-/// or the http(s) address of a pack.
+/// Whether a path or an address is that of a GGUF file.
+pub fn is_gguf(location: &str) -> bool {
+    let path = if is_address(location) { location.split(['?', '#']).next().unwrap_or_default() } else { location };
+    path.to_ascii_lowercase().ends_with(".gguf")
+}
+
+/// Opens a GGUF file by its path or its http(s) address.
+pub async fn open_gguf(location: &str) -> Result<Gguf> {
+    let (flash, file): (Rc<dyn Flash>, String) = if is_address(location) {
+        let location = location.split('#').next().unwrap_or_default();
+        let (path, query) = location.find('?').map_or((location, ""), |at| location.split_at(at));
+        let (dir, file) = path.rsplit_once('/').unwrap_or(("", path));
+        (Rc::new(HttpFlash::new(&format!("{dir}/{query}"))), file.to_owned())
+    } else {
+        let path = Path::new(location);
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        (Rc::new(FileFlash::open(dir)?), file)
+    };
+    Gguf::open(flash, &file).await
+}
+
+fn is_address(location: &str) -> bool {
+    location.starts_with("http://") || location.starts_with("https://")
+}
+
+/// Opens a model wherever it is: a pack's directory, a checkpoint, which is packed in memory without loss (see
+/// [`open_checkpoint`]), or the http(s) address of a pack.
 ///
 /// # Errors
 /// [`Error::Request`] for a directory that is neither, or a checkpoint too large for memory; those of [`Pack::open`] and
 /// [`pack_checkpoint`].
 pub async fn open_model(location: &str) -> Result<Pack> {
-    if location.starts_with("http://") || location.starts_with("https://") {
-        return Pack::open(Rc::new(HttpFlash::new(location))).await;
+    if !is_gguf(location) {
+        if is_address(location) {
+            return Pack::open(Rc::new(HttpFlash::new(location))).await;
+        }
+        let dir = Path::new(location);
+        let flash = FileFlash::open(dir)?;
+        if dir.join(MANIFEST).exists() {
+            return Pack::open(Rc::new(flash)).await;
+        }
+        if !dir.join("config.json").exists() {
+            return Err(Error::Request(format!(
+                "`{location}` holds neither a pack ({MANIFEST}) nor a checkpoint (config.json and safetensors)"
+            )));
+        }
     }
-    let dir = Path::new(location);
-    let flash = FileFlash::open(dir)?;
-    if dir.join(MANIFEST).exists() {
-        return Pack::open(Rc::new(flash)).await;
-    }
-    if !dir.join("config.json").exists() {
-        return Err(Error::Request(format!(
-            "`{location}` holds neither a pack ({MANIFEST}) nor a checkpoint (config.json and safetensors)"
-        )));
-    }
-    let checkpoint = Checkpoint::open(dir)?;
-    let bytes: u64 = checkpoint.files().map(|(_, bytes)| bytes).sum();
+    let checkpoint = open_checkpoint(location).await?;
+    let bytes = checkpoint.exact_bytes();
     if bytes > MAX_IN_MEMORY {
-        let reason =
-            format!("the checkpoint has {}; pack it first: outrider pack {location} -o PACK --quant q4", Size(bytes));
+        let reason = format!(
+            "its weights take {} as they are; pack it first: outrider pack {location} -o PACK --quant q4",
+            Size(bytes)
+        );
         return Err(Error::Request(reason));
     }
     let options = PackOptions { provenance: false, ..PackOptions::new(Precision::Lossless) };
-    let packed = pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ())?;
+    let packed = pack_checkpoint(&*checkpoint, &options, MemorySink::default(), |_, _| ()).await?;
     let flash: Rc<dyn Flash> = Rc::new(packed.pack);
     let pack = Pack::open(flash).await?;
     // Hashed a moment ago, when it was written.

@@ -3,15 +3,19 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
+use futures_util::future::{LocalBoxFuture, ready};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::files;
+use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
 use crate::flash::OpenFile;
 use crate::pack::check_file_name;
+use crate::tensor::{DType, Layout, encode};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -131,30 +135,6 @@ impl Checkpoint {
         Ok(())
     }
 
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    pub fn config(&self) -> &Value {
-        &self.config
-    }
-
-    /// The safetensors files and their sizes.
-    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
-        self.files.iter().map(|(name, file)| (name.as_str(), file.len))
-    }
-
-    /// Reads one of the safetensors files piece by piece.
-    pub fn read_file(&self, name: &str, mut on_piece: impl FnMut(&[u8])) -> Result<()> {
-        const PIECE: u64 = 4 << 20;
-        for (_, file) in self.files.iter().filter(|(n, _)| n == name) {
-            for offset in (0..file.len).step_by(PIECE as usize) {
-                on_piece(&file.read(offset, PIECE.min(file.len - offset) as usize)?);
-            }
-        }
-        Ok(())
-    }
-
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         self.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor))
     }
@@ -184,6 +164,49 @@ impl Checkpoint {
             Dtype::BF16 => Ok(read(2)?.chunks_exact(2).map(|b| bf16::from_le_bytes(pair(b)).to_f32()).collect()),
             other => Err(bad(name, format!("it is stored as {other:?}; supported are F32, F16 and BF16"))),
         }
+    }
+}
+
+impl Weights for Checkpoint {
+    fn name(&self) -> String {
+        let absolute = self.dir.canonicalize().unwrap_or_else(|_| self.dir.clone());
+        absolute.file_name().map_or_else(|| "model".into(), |n| n.to_string_lossy().into_owned())
+    }
+
+    fn config(&self) -> &Value {
+        &self.config
+    }
+
+    fn files(&self) -> Vec<(String, u64)> {
+        self.files.iter().map(|(name, file)| (name.clone(), file.len)).collect()
+    }
+
+    fn read<'a>(&'a self, name: &'a str, offset: u64, len: usize) -> LocalBoxFuture<'a, Result<Vec<u8>>> {
+        let file = self.files.iter().find(|(n, _)| n == name).ok_or_else(|| missing(name));
+        Box::pin(ready(file.and_then(|(_, file)| file.read(offset, len))))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        self.tensors.keys().map(String::as_str).collect()
+    }
+
+    fn find(&self, name: &str) -> Option<Described> {
+        let tensor = self.tensors.get(name)?;
+        let exact = if tensor.dtype == Dtype::F16 { DType::F16 } else { DType::F32 };
+        Some(Described { shape: tensor.shape.clone(), exact, bytes: tensor.bytes() })
+    }
+
+    fn values<'a>(&'a self, name: &'a str, first: usize, count: usize) -> LocalBoxFuture<'a, Result<Vec<f32>>> {
+        Box::pin(ready(self.values(name, first, count)))
+    }
+
+    fn matrix<'a>(&'a self, name: &'a str, first: usize, layout: Layout) -> LocalBoxFuture<'a, Result<Vec<u8>>> {
+        let values = self.values(name, first, layout.rows * layout.cols);
+        Box::pin(ready(values.and_then(|values| encode(&layout, name, &values))))
+    }
+
+    fn carried(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        files::beside(&self.dir)
     }
 }
 

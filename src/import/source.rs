@@ -1,8 +1,7 @@
 //! Which of a checkpoint's tensors go where in a pack, and as what.
 
-use safetensors::Dtype;
 
-use super::safetensors::Checkpoint;
+use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
 use crate::model::plan::{ExpertShape, Plan};
 use crate::model::{ExpertTensors, Stored, Tensors, expert_tensors, text_config};
@@ -14,7 +13,7 @@ pub const HEAD: &str = "lm_head.weight";
 /// The types a pack stores weights in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// The smallest float type that holds every weight exactly: f16 stays f16, all else becomes f32.
+    /// The smallest type that holds every weight exactly: f16 and GGUF's Q8_0 stay what they are, all else becomes f32.
     Lossless,
     Given {
         experts: DType,
@@ -44,24 +43,22 @@ const DELICATE: [&str; 4] = [
 
 /// A checkpoint seen as the tensors of a pack.
 pub struct Source<'a> {
-    pub checkpoint: &'a Checkpoint,
+    checkpoint: &'a dyn Weights,
     precision: Precision,
     tied: bool,
-    pub experts: ExpertTensors,
+    experts: ExpertTensors,
 }
 
 /// A matrix within a checkpoint's tensor.
 struct Part {
     tensor: String,
     first: usize,
-    rows: usize,
-    cols: usize,
 }
 
 impl<'a> Source<'a> {
     /// # Errors
     /// [`Error::UnknownArchitecture`].
-    pub fn new(checkpoint: &'a Checkpoint, precision: Precision) -> Result<Source<'a>> {
+    pub fn new(checkpoint: &'a dyn Weights, precision: Precision) -> Result<Source<'a>> {
         let config = checkpoint.config();
         let said = [config, text_config(config)].map(|c| c["tie_word_embeddings"].as_bool());
         // What a configuration leaves out differs by architecture; a checkpoint without a head has no other.
@@ -77,7 +74,7 @@ impl<'a> Source<'a> {
     /// The type of a matrix that is no expert's.
     pub fn core_dtype(&self, name: &str) -> Result<DType> {
         Ok(match self.precision {
-            Precision::Lossless => lossless(self.checkpoint.tensor(self.name_of(name))?.dtype),
+            Precision::Lossless => self.checkpoint.tensor(self.name_of(name))?.exact,
             Precision::Given { core: DType::F32, .. } => DType::F32,
             Precision::Given { core, .. } if DELICATE.iter().any(|end| name.ends_with(end)) => match core {
                 DType::Q4 => DType::Q8,
@@ -103,38 +100,52 @@ impl<'a> Source<'a> {
         Ok(Layout::new(self.core_dtype(EMBEDDING)?, plan.vocab, plan.hidden))
     }
 
-    /// The values of a layer's expert: gate, up and down, row by row.
-    pub fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Vec<f32>; 3]> {
+    /// A layer's expert as it lies in its extent: gate, up and down.
+    pub async fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<Vec<u8>> {
         let parts = self.expert_parts(shape, layer, expert)?;
-        let mut values = [const { Vec::new() }; 3];
-        for (out, p) in values.iter_mut().zip(&parts) {
-            *out = self.checkpoint.values(&p.tensor, p.first, p.rows * p.cols)?;
+        let mut extent = Vec::with_capacity(shape.bytes());
+        for ((part, layout), own) in
+            parts.iter().zip([shape.gate, shape.up, shape.down]).zip(self.experts.names(layer, expert))
+        {
+            let matrix = self.checkpoint.matrix(&part.tensor, part.first, layout).await;
+            // What is wrong with a tensor of all experts is wrong with one of them.
+            extent.extend(matrix.map_err(|error| match error {
+                Error::Encode { dtype, reason, .. } => Error::Encode { name: own, dtype, reason },
+                other => other,
+            })?);
         }
-        Ok(values)
+        Ok(extent)
     }
 
     /// Bytes of a layer's experts in the checkpoint.
     pub fn expert_bytes(&self, layer: usize) -> u64 {
         let prefix = self.experts.prefix(layer);
-        let experts = self.checkpoint.tensors().filter(|(name, _)| name.starts_with(&prefix));
-        experts.map(|(_, t)| t.bytes()).sum()
+        self.tensors(|name| name.starts_with(&prefix)).map(|t| t.bytes).sum()
+    }
+
+    fn tensors(&self, of: impl Fn(&str) -> bool) -> impl Iterator<Item = Described> {
+        let names = self.checkpoint.names().into_iter();
+        names.filter(move |name| of(name)).filter_map(|name| self.checkpoint.find(name))
     }
 
     fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
-        let layouts = [shape.gate, shape.up, shape.down];
+        let has = |names: &[String]| self.checkpoint.find(&names[0]).is_some();
         // What one expert has of each tensor, and how far into it each matrix begins.
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-        let [gate_up, down] = self.experts.fused(layer);
-        let each = self.experts.each(layer, expert).filter(|_| self.checkpoint.find(&gate_up).is_none());
+        let (fused, stacked) = (self.experts.fused(layer), self.experts.stacked(layer));
+        let alone = [[width, hidden], [width, hidden], [hidden, width]];
+        let each = self.experts.each(layer, expert).filter(|_| !has(&fused));
         let (tensors, own, starts) = match each {
-            Some(names) => (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3]),
+            Some(_) if has(&stacked) => (stacked, alone, [0; 3]),
+            Some(names) => (names, alone, [0; 3]),
             None => {
                 let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
+                let [gate_up, down] = fused;
                 ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
             }
         };
         let mut parts = Vec::with_capacity(3);
-        for (((tensor, own), start), layout) in tensors.into_iter().zip(own).zip(starts).zip(layouts) {
+        for ((tensor, own), start) in tensors.into_iter().zip(own).zip(starts) {
             let shape = &self.checkpoint.tensor(&tensor)?.shape;
             let fused = shape.len() == 3;
             if shape[usize::from(fused)..] != own || (fused && shape[0] <= expert) {
@@ -142,14 +153,10 @@ impl<'a> Source<'a> {
                 return Err(Error::format("checkpoint", reason));
             }
             let skipped = if fused { expert * own[0] * own[1] } else { 0 };
-            parts.push(Part { tensor, first: skipped + start, rows: layout.rows, cols: layout.cols });
+            parts.push(Part { tensor, first: skipped + start });
         }
         Ok(parts.try_into().unwrap_or_else(|_| unreachable!("three matrices make an expert")))
     }
-}
-
-fn lossless(dtype: Dtype) -> DType {
-    if dtype == Dtype::F16 { DType::F16 } else { DType::F32 }
 }
 
 impl Tensors for Source<'_> {
@@ -166,8 +173,10 @@ impl Tensors for Source<'_> {
         Some(match self.precision {
             Precision::Given { experts, .. } => experts,
             Precision::Lossless => {
-                let mut experts = self.checkpoint.tensors().filter(|(name, _)| self.experts.owns(name));
-                if experts.all(|(_, t)| t.dtype == Dtype::F16) { DType::F16 } else { DType::F32 }
+                // Extents are of one type: the one that holds them all.
+                let mut types = self.tensors(|name| self.experts.owns(name)).map(|t| t.exact);
+                let first = types.next().unwrap_or(DType::F16);
+                if types.all(|t| t == first) { first } else { DType::F32 }
             }
         })
     }

@@ -15,6 +15,7 @@
 
 pub mod decode;
 pub mod encode;
+pub mod ggml;
 
 use std::ops::Range;
 
@@ -126,6 +127,19 @@ impl Layout {
     /// The layout of a single row stored by itself, as embedding rows are.
     pub const fn row(&self) -> Layout {
         Layout { rows: 1, ..*self }
+    }
+
+    /// One row of a stored matrix as it is stored by itself.
+    ///
+    /// # Panics
+    /// If the matrix has no such row.
+    pub fn row_of(&self, bytes: &[u8], row: usize) -> Vec<u8> {
+        let mut out = vec![0; self.row().bytes()];
+        for (from, to) in self.planes().into_iter().zip(self.row().planes()) {
+            let len = to.len();
+            out[to].copy_from_slice(&bytes[from][row * len..][..len]);
+        }
+        out
     }
 }
 

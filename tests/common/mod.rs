@@ -103,7 +103,8 @@ pub const GOLDEN_CHECKPOINTS: [&str; 2] = ["tests/data/golden/qwen3_5_moe/a", "t
 pub fn pack(checkpoint: &Path, experts: DType, core: DType) -> MemoryFlash {
     let options = PackOptions::new(Precision::Given { experts, core });
     let checkpoint = Checkpoint::open(checkpoint).unwrap();
-    pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ()).unwrap().pack
+    let packing = pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ());
+    pollster::block_on(packing).unwrap().pack
 }
 
 /// Layers ahead that [`with_rotated_maps`] makes maps for at most.

@@ -6,6 +6,7 @@ use outrider::import::{Checkpoint, PackOptions, Precision, pack_checkpoint};
 use outrider::pack::{DirectorySink, MemorySink, Replace};
 use outrider::tensor::DType;
 use outrider::{Error, Result};
+use pollster::block_on;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -19,7 +20,7 @@ fn pack_as(dir: &Path, precision: Precision) -> Result<()> {
     let pack = || {
         let checkpoint = Checkpoint::open(dir)?;
         let sink = DirectorySink::new(&place.path().join("pack"), Replace::Nothing)?;
-        pack_checkpoint(&checkpoint, &PackOptions::new(precision), sink, |_, _| ()).map(|_| ())
+        block_on(pack_checkpoint(&checkpoint, &PackOptions::new(precision), sink, |_, _| ())).map(|_| ())
     };
     let (most, result) = alloc::largest(pack);
     assert!(most < MOST, "{most} bytes were allocated");
@@ -247,7 +248,7 @@ fn shards_must_hold_an_expert() {
     let checkpoint = Checkpoint::open(dir.path()).unwrap();
     let with_shards = |max_shard| {
         let options = PackOptions { max_shard, ..PackOptions::new(Precision::with_experts(DType::Q4)) };
-        pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ()).map(|packed| packed.manifest)
+        block_on(pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ())).map(|packed| packed.manifest)
     };
     assert_error(with_shards(0), "request", &["0 bytes"]);
     assert_error(with_shards(4095), "request", &["4095 bytes"]);

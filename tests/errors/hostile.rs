@@ -139,7 +139,7 @@ fn pack(dir: &Path) -> Result<MemoryFlash, Error> {
     let checkpoint = Checkpoint::open(dir)?;
     let precision = Precision::with_experts(DType::Q4);
     let options = PackOptions { provenance: false, ..PackOptions::new(precision) };
-    pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ()).map(|packed| packed.pack)
+    block_on(pack_checkpoint(&checkpoint, &options, MemorySink::default(), |_, _| ())).map(|packed| packed.pack)
 }
 
 proptest! {
