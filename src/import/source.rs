@@ -1,6 +1,5 @@
 //! Which of a checkpoint's tensors go where in a pack, and as what.
 
-
 use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
 use crate::model::plan::{ExpertShape, Plan};
