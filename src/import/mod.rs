@@ -81,6 +81,10 @@ pub async fn pack_checkpoint<S: Sink>(
     let experts = plan.most_experts();
     let expert_dtype = plan.expert.and(source.expert_dtype());
 
+    // What is wrong with these shows before any weight is read.
+    let mut files = checkpoint.carried()?;
+    files.extend(files::read(&options.include)?);
+
     let bytes: u64 = checkpoint.files().iter().map(|(_, bytes)| bytes).sum();
     let total = if options.provenance { 2 * bytes } else { bytes };
     let mut done = 0;
@@ -140,19 +144,6 @@ pub async fn pack_checkpoint<S: Sink>(
             advance(source.expert_bytes(layer));
         }
     }
-    let notes = copy_files(checkpoint, &options.include, &mut writer)?;
-    let (manifest, pack) = writer.finish()?;
-    on_progress(total, total);
-    Ok(Packed { manifest, pack, notes })
-}
-
-fn copy_files<S: Sink>(
-    checkpoint: &dyn Weights,
-    include: &[PathBuf],
-    writer: &mut PackWriter<S>,
-) -> Result<Vec<String>> {
-    let mut files = checkpoint.carried()?;
-    files.extend(files::read(include)?);
     for (name, bytes) in &files {
         check_file_name(name)?;
         writer.file(name, bytes)?;
@@ -161,7 +152,9 @@ fn copy_files<S: Sink>(
     if !files.contains_key(TOKENIZER) {
         notes.push(format!("{} has no {TOKENIZER}: the pack takes token ids only", checkpoint.name()));
     }
-    Ok(notes)
+    let (manifest, pack) = writer.finish()?;
+    on_progress(total, total);
+    Ok(Packed { manifest, pack, notes })
 }
 
 /// Opens a checkpoint wherever it is: a directory with `config.json` and safetensors, or the path or http(s) address of a

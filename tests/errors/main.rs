@@ -7,10 +7,13 @@ mod alloc;
 mod checkpoints;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/gguf.rs"]
+mod gguf_files;
 #[path = "../common/http.rs"]
 mod http;
 
 mod checkpoint;
+mod gguf;
 mod hostile;
 mod interrupts;
 mod machine;

@@ -1,6 +1,15 @@
-//! GGUF files as llama.cpp's tools write them, against what transformers computes on their weights in float32.
+//! GGUF files: as llama.cpp's tools write them, against what transformers computes on their weights in float32; and as
+//! made from a checkpoint, against the checkpoint.
 
+#[path = "../common/checkpoints.rs"]
+mod checkpoints;
+#[path = "../common/mod.rs"]
 mod common;
+#[path = "../common/gguf.rs"]
+mod gguf;
+
+mod converted;
+mod tokenizer;
 
 use std::path::Path;
 
