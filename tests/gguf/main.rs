@@ -32,7 +32,7 @@ fn check(file: &Path, golden: &Path) {
 #[test]
 fn files_compute_what_the_reference_does() {
     let dir = repository("tests/data/gguf");
-    for name in ["qwen3_5_moe-q4_k_m"] {
+    for name in ["qwen3_5_moe-q4_k_m", "qwen3_moe-iq4_xs"] {
         check(&dir.join(format!("{name}.gguf")), &dir.join(format!("{name}.golden.safetensors")));
     }
 }
