@@ -199,11 +199,14 @@ fn headers_have_a_longest_length() {
     }
 }
 
+/// A model's files by their names.
+type Parts = std::collections::BTreeMap<String, Vec<u8>>;
+
 #[test]
 fn parts_must_belong_together() {
     let parts = sound().split(3);
     let first = "m-00001-of-00003.gguf";
-    let open = |change: &dyn Fn(&mut std::collections::BTreeMap<String, Vec<u8>>), name: &str| {
+    let open = |change: &dyn Fn(&mut Parts), name: &str| {
         let mut parts = parts.clone();
         change(&mut parts);
         use_flash(flash(parts), name)
