@@ -1,10 +1,12 @@
 //! From checkpoints to packs, and back.
 
+mod experts;
 mod files;
 mod safetensors;
 mod source;
 mod unpack;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -15,7 +17,6 @@ pub use unpack::unpack;
 use crate::chat::TOKENIZER;
 use crate::error::{Error, Result, Size};
 use crate::flash::{FileFlash, Flash, HttpFlash};
-use crate::model::plan::WeightKind;
 use crate::model::{self, Tensors};
 use crate::pack::{
     FileEntry, Hash, Identity, MANIFEST, Manifest, MemorySink, Pack, PackWriter, Quantisation, Sink, check_file_name,
@@ -104,13 +105,18 @@ pub fn pack_checkpoint<S: Sink>(
     let shape = plan.expert.map(|shape| (shape, experts));
     let mut writer = PackWriter::new(sink, identity, embedding, shape, options.max_shard)?;
 
+    let mut written = HashSet::new();
     for weight in &plan.weights {
         let (name, from) = (&weight.tensor, source.name_of(&weight.tensor));
+        // Several weights may be made of one tensor's rows.
+        if !written.insert(name) {
+            continue;
+        }
         let tensor = checkpoint.tensor(from)?;
         let values = checkpoint.values(from, 0, tensor.len())?;
-        match weight.kind {
-            WeightKind::Matrix(layout) => writer.matrix(name, &layout, &encode(&layout, name, &values)?)?,
-            WeightKind::Vector { .. } => writer.vector(name, &tensor.shape, &values)?,
+        match weight.stored() {
+            Some(layout) => writer.matrix(name, &layout, &encode(&layout, name, &values)?)?,
+            None => writer.vector(name, &tensor.shape, &values)?,
         }
         advance(tensor.bytes());
     }
@@ -125,13 +131,8 @@ pub fn pack_checkpoint<S: Sink>(
     if let Some(shape) = plan.expert {
         for (layer, moe) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?))) {
             for expert in 0..moe.experts {
-                let matrices = source.expert(&shape, layer, expert)?;
-                let mut extent = Vec::with_capacity(shape.bytes());
-                let named = source.experts.names(layer, expert);
-                for ((values, layout), name) in matrices.iter().zip([shape.gate, shape.up, shape.down]).zip(&named) {
-                    extent.extend(encode(&layout, name, values)?);
-                }
-                writer.expert(layer, &extent)?;
+                let names = source.experts.names(layer, expert);
+                writer.expert(layer, &source.expert(&shape, layer, expert)?.to_extent(&shape, &names)?)?;
             }
             advance(source.expert_bytes(layer));
         }

@@ -4,7 +4,7 @@ use safetensors::Dtype;
 
 use super::safetensors::Checkpoint;
 use crate::error::{Error, Result};
-use crate::model::plan::{ExpertShape, Plan};
+use crate::model::plan::Plan;
 use crate::model::{ExpertTensors, Stored, Tensors, expert_tensors, text_config};
 use crate::tensor::{DType, Layout};
 
@@ -50,14 +50,6 @@ pub struct Source<'a> {
     pub experts: ExpertTensors,
 }
 
-/// A matrix within a checkpoint's tensor.
-struct Part {
-    tensor: String,
-    first: usize,
-    rows: usize,
-    cols: usize,
-}
-
 impl<'a> Source<'a> {
     /// # Errors
     /// [`Error::UnknownArchitecture`].
@@ -101,50 +93,6 @@ impl<'a> Source<'a> {
             return Err(Error::format("checkpoint", reason));
         }
         Ok(Layout::new(self.core_dtype(EMBEDDING)?, plan.vocab, plan.hidden))
-    }
-
-    /// The values of a layer's expert: gate, up and down, row by row.
-    pub fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Vec<f32>; 3]> {
-        let parts = self.expert_parts(shape, layer, expert)?;
-        let mut values = [const { Vec::new() }; 3];
-        for (out, p) in values.iter_mut().zip(&parts) {
-            *out = self.checkpoint.values(&p.tensor, p.first, p.rows * p.cols)?;
-        }
-        Ok(values)
-    }
-
-    /// Bytes of a layer's experts in the checkpoint.
-    pub fn expert_bytes(&self, layer: usize) -> u64 {
-        let prefix = self.experts.prefix(layer);
-        let experts = self.checkpoint.tensors().filter(|(name, _)| name.starts_with(&prefix));
-        experts.map(|(_, t)| t.bytes()).sum()
-    }
-
-    fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
-        let layouts = [shape.gate, shape.up, shape.down];
-        // What one expert has of each tensor, and how far into it each matrix begins.
-        let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-        let [gate_up, down] = self.experts.fused(layer);
-        let each = self.experts.each(layer, expert).filter(|_| self.checkpoint.find(&gate_up).is_none());
-        let (tensors, own, starts) = match each {
-            Some(names) => (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3]),
-            None => {
-                let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-                ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
-            }
-        };
-        let mut parts = Vec::with_capacity(3);
-        for (((tensor, own), start), layout) in tensors.into_iter().zip(own).zip(starts).zip(layouts) {
-            let shape = &self.checkpoint.tensor(&tensor)?.shape;
-            let fused = shape.len() == 3;
-            if shape[usize::from(fused)..] != own || (fused && shape[0] <= expert) {
-                let reason = format!("`{tensor}` has shape {shape:?}, expert {expert} needs {own:?} of it");
-                return Err(Error::format("checkpoint", reason));
-            }
-            let skipped = if fused { expert * own[0] * own[1] } else { 0 };
-            parts.push(Part { tensor, first: skipped + start, rows: layout.rows, cols: layout.cols });
-        }
-        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("three matrices make an expert")))
     }
 }
 
