@@ -5,6 +5,7 @@
 mod decoder;
 mod delta_net;
 mod llama;
+mod olmoe;
 pub mod plan;
 mod qwen3;
 mod qwen3_5_moe;
@@ -36,6 +37,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "llama", plan: llama::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3", plan: qwen3::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
