@@ -81,6 +81,7 @@ goldens! {
     llama_a: "llama/a",
     qwen3_a: "qwen3/a",
     olmoe_a: "olmoe/a",
+    qwen3_next_a: "qwen3_next/a",
     qwen3_5_moe_a: "qwen3_5_moe/a",
     qwen3_5_moe_b: "qwen3_5_moe/b",
     qwen3_moe_a: "qwen3_moe/a",

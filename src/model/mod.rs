@@ -10,6 +10,7 @@ pub mod plan;
 mod qwen3;
 mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 pub mod tokenizer;
 
@@ -37,6 +38,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "llama", plan: llama::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3", plan: qwen3::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "qwen3_next", plan: qwen3_next::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
 ];
 
