@@ -82,6 +82,7 @@ goldens! {
     qwen3_a: "qwen3/a",
     olmoe_a: "olmoe/a",
     qwen3_next_a: "qwen3_next/a",
+    granitemoe_a: "granitemoe/a",
     qwen3_5_moe_a: "qwen3_5_moe/a",
     qwen3_5_moe_b: "qwen3_5_moe/b",
     qwen3_moe_a: "qwen3_moe/a",

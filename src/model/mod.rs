@@ -4,6 +4,7 @@
 
 mod decoder;
 mod delta_net;
+mod granitemoe;
 mod llama;
 mod olmoe;
 pub mod plan;
@@ -40,6 +41,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3_next", plan: qwen3_next::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "granitemoe", plan: granitemoe::plan, experts: ExpertTensors::GRANITE },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
