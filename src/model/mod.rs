@@ -4,6 +4,7 @@
 
 mod decoder;
 mod delta_net;
+mod gpt_oss;
 mod granitemoe;
 mod llama;
 mod olmoe;
@@ -42,6 +43,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "qwen3_next", plan: qwen3_next::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "granitemoe", plan: granitemoe::plan, experts: ExpertTensors::GRANITE },
+    Architecture { name: "gpt_oss", plan: gpt_oss::plan, experts: ExpertTensors::GPT_OSS },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
