@@ -6,6 +6,7 @@ mod decoder;
 mod delta_net;
 mod gpt_oss;
 mod granitemoe;
+mod lfm2_moe;
 mod llama;
 mod olmoe;
 pub mod plan;
@@ -44,6 +45,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "granitemoe", plan: granitemoe::plan, experts: ExpertTensors::GRANITE },
     Architecture { name: "gpt_oss", plan: gpt_oss::plan, experts: ExpertTensors::GPT_OSS },
+    Architecture { name: "lfm2_moe", plan: lfm2_moe::plan, experts: ExpertTensors::LFM2 },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
