@@ -3,6 +3,7 @@
 //! An architecture is one file that turns a checkpoint's `config.json` into a [`Plan`]; [`plan_for`] picks the file.
 
 mod decoder;
+mod deepseek_v2;
 mod delta_net;
 mod gpt_oss;
 mod granitemoe;
@@ -46,6 +47,7 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "granitemoe", plan: granitemoe::plan, experts: ExpertTensors::GRANITE },
     Architecture { name: "gpt_oss", plan: gpt_oss::plan, experts: ExpertTensors::GPT_OSS },
     Architecture { name: "lfm2_moe", plan: lfm2_moe::plan, experts: ExpertTensors::LFM2 },
+    Architecture { name: "deepseek_v2", plan: deepseek_v2::plan, experts: ExpertTensors::USUAL },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
