@@ -7,7 +7,9 @@
 @group(0) @binding(2) var<storage, read> stats: array<vec2<f32>>;
 @group(0) @binding(3) var<storage, read> sums: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> gate: array<f32>;
-@group(0) @binding(5) var<storage, read_write> y: array<f32>;
+// A score a head that takes its part of the softmax, if SINKS.
+@group(0) @binding(5) var<storage, read> sinks: array<f32>;
+@group(0) @binding(6) var<storage, read_write> y: array<f32>;
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
@@ -20,15 +22,23 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     if (head >= op.heads) {
         return;
     }
-    let blocks = (chunk.pos + op.first + token) / BLOCK + 1u;
+    let position = chunk.pos + op.first + token;
+    let blocks = position / BLOCK + 1u;
+    let start = first_key(position) / BLOCK;
     let index = block_index(token, head, 0u);
-    var largest = stats[index].x;
-    for (var block = 1u; block < blocks; block++) {
+    var largest = stats[index + start].x;
+    if (SINKS != 0u) {
+        largest = max(largest, sinks[head]);
+    }
+    for (var block = start + 1u; block < blocks; block++) {
         largest = max(largest, stats[index + block].x);
     }
     var sum = vec4<f32>();
     var total = 0.0;
-    for (var block = 0u; block < blocks; block++) {
+    if (SINKS != 0u) {
+        total = exp(sinks[head] - largest);
+    }
+    for (var block = start; block < blocks; block++) {
         let stat = stats[index + block];
         let share = exp(stat.x - largest);
         sum = fma(sums[(index + block) * op.head + i], vec4<f32>(share), sum);
@@ -37,12 +47,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let row = op.first + token;
     for (var j = 0u; j < 4u; j++) {
         let d = i * 4u + j;
-        if (d < op.dim) {
+        if (d < op.value_dim) {
             var value = sum[j] / total;
             if (GATED != 0u) {
                 value *= sigmoid(gate[row * op.gate_row + op.gate_offset + head * op.gate_stride + d]);
             }
-            y[row * op.y_stride + head * op.dim + d] = value;
+            y[row * op.y_stride + head * op.value_dim + d] = value;
         }
     }
 }

@@ -16,11 +16,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let key = id.x;
     let head = id.y;
     let token = id.z;
-    if (key > chunk.pos + op.first + token) {
+    let position = chunk.pos + op.first + token;
+    if (key > position || key < first_key(position)) {
         return;
     }
     let q_at = (op.first + token) * op.q_stride + head * op.dim;
-    let k_at = (key * op.kv_heads + head / (op.heads / op.kv_heads)) * op.head;
+    let k_at = (key * op.kv_heads + head / (op.heads / op.kv_heads)) * op.key_head;
     var sum = vec4<f32>();
     let whole = op.dim / 4u;
     for (var i = 0u; i < whole; i++) {

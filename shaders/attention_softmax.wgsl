@@ -15,18 +15,20 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let head = id.x / blocks;
     let block = id.x % blocks;
     let token = id.y;
-    let count = keys_in_block(chunk.pos + op.first + token, block);
-    if (head >= op.heads || count == 0u) {
+    let position = chunk.pos + op.first + token;
+    let before = keys_before(position, block);
+    let count = keys_in_block(position, block);
+    if (head >= op.heads || count <= before) {
         return;
     }
     let index = block_index(token, head, block);
     let first = index * BLOCK;
-    var largest = scores[first];
-    for (var i = 1u; i < count; i++) {
+    var largest = scores[first + before];
+    for (var i = before + 1u; i < count; i++) {
         largest = max(largest, scores[first + i]);
     }
     var sum = 0.0;
-    for (var i = 0u; i < count; i++) {
+    for (var i = before; i < count; i++) {
         let e = exp(scores[first + i] - largest);
         scores[first + i] = e;
         sum += e;

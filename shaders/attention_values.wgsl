@@ -16,15 +16,17 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let i = id.x % op.head;
     let head = id.y;
     let token = id.z;
-    let count = keys_in_block(chunk.pos + op.first + token, block);
-    if (count == 0u) {
+    let last = chunk.pos + op.first + token;
+    let before = keys_before(last, block);
+    let count = keys_in_block(last, block);
+    if (count <= before) {
         return;
     }
     let index = block_index(token, head, block);
     let position = op.kv_heads * op.head;
-    var at = block * BLOCK * position + (head / (op.heads / op.kv_heads)) * op.head + i;
+    var at = (block * BLOCK + before) * position + (head / (op.heads / op.kv_heads)) * op.head + i;
     var sum = vec4<f32>();
-    for (var key = 0u; key < count; key++) {
+    for (var key = before; key < count; key++) {
         sum = fma(values[at], vec4<f32>(scores[index * BLOCK + key]), sum);
         at += position;
     }

@@ -1,4 +1,4 @@
-// out = down · h for the work items whose expert lies in one arena. Lanes and tiles as in matmul.wgsl.
+// out = down · h, plus its bias if BIAS, for the work items whose expert lies in one arena. Lanes and tiles as in matmul.wgsl.
 
 //!import math
 //!import matrix
@@ -14,6 +14,8 @@ struct Op {
     h_groups: u32,
     out_stride: u32,
     arena: u32,
+    // Place of the bias in a slot, in words.
+    bias: u32,
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
@@ -57,9 +59,13 @@ fn main(
         }
     }
     let total = lane_sum(local, vec4<f32>(sum4(a), sum4(b), sum4(c), sum4(d)));
-    if (lane == 0u && row < op.rows) {
+    if (lane == 0u && row < op.rows && count > 0u) {
+        var bias = 0.0;
+        if (BIAS != 0u) {
+            bias = bitcast<f32>(weights1[tile.x * 4u + op.bias + row]);
+        }
         for (var i = 0u; i < count; i++) {
-            out[item[i] * op.out_stride + row] = total[i];
+            out[item[i] * op.out_stride + row] = total[i] + bias;
         }
     }
 }

@@ -1,4 +1,4 @@
-// h = silu(gate · x) · (up · x) for the work items whose expert lies in one arena. Lanes and tiles as in matmul.wgsl.
+// h = glu(gate · x, up · x), each product plus its bias if BIAS, for the work items whose expert lies in one arena. Lanes and tiles as in matmul.wgsl.
 
 //!import math
 //!import matrix
@@ -6,6 +6,7 @@
 //!import load_group
 //!import reduce
 //!import work
+//!import glu
 
 struct Op {
     gate: Matrix,
@@ -17,6 +18,11 @@ struct Op {
     x_groups: u32,
     h_stride: u32,
     arena: u32,
+    // Places of the biases in a slot, in words.
+    gate_bias: u32,
+    up_bias: u32,
+    alpha: f32,
+    limit: f32,
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
@@ -74,9 +80,15 @@ fn main(
     }
     let g = lane_sum(local, vec4<f32>(sum4(gate_a), sum4(gate_b), sum4(gate_c), sum4(gate_d)));
     let u = lane_sum(local, vec4<f32>(sum4(up_a), sum4(up_b), sum4(up_c), sum4(up_d)));
-    if (lane == 0u && row < op.rows) {
+    if (lane == 0u && row < op.rows && count > 0u) {
+        var gate_bias = 0.0;
+        var up_bias = 0.0;
+        if (BIAS != 0u) {
+            gate_bias = bitcast<f32>(weights1[tile.x * 4u + op.gate_bias + row]);
+            up_bias = bitcast<f32>(weights1[tile.x * 4u + op.up_bias + row]);
+        }
         for (var i = 0u; i < count; i++) {
-            h[item[i] * op.h_stride + row] = silu(g[i]) * u[i];
+            h[item[i] * op.h_stride + row] = glu(g[i] + gate_bias, u[i] + up_bias);
         }
     }
 }

@@ -1,4 +1,5 @@
-// Per head: RMS norm over `dim` if NORM, then rotary embedding of the first `rotary` dimensions, the rest copied.
+// Per head: RMS norm over `dim` if NORM, then rotary embedding of the first `rotary` dimensions, the rest copied. It turns
+// dimension i with i + rotary/2, or neighbours if NEIGHBOURS.
 
 //!import chunk
 //!import grid
@@ -58,16 +59,22 @@ fn main(
     let half = op.rotary / 2u;
     let angles = token * op.table_row;
     for (var i = lane; i < half; i += LANES) {
-        var a = x[source + i] * scale;
-        var b = x[source + half + i] * scale;
+        var first = i;
+        var second = half + i;
+        if (NEIGHBOURS != 0u) {
+            first = 2u * i;
+            second = first + 1u;
+        }
+        var a = x[source + first] * scale;
+        var b = x[source + second] * scale;
         if (NORM != 0u) {
-            a *= w[i];
-            b *= w[half + i];
+            a *= w[first];
+            b *= w[second];
         }
         let c = table[angles + i];
         let s = table[angles + half + i];
-        y[to + i] = a * c - b * s;
-        y[to + half + i] = b * c + a * s;
+        y[to + first] = a * c - b * s;
+        y[to + second] = b * c + a * s;
     }
     for (var i = op.rotary + lane; i < op.dim; i += LANES) {
         var v = x[source + i] * scale;

@@ -1,5 +1,5 @@
-// Adds to the residual the experts' outputs times their weights, in rank order, and if SHARED the shared expert's output
-// times σ of its gate.
+// Adds to the residual `scale` times the experts' outputs times their weights, in rank order, and if SHARED the shared
+// expert's output, times σ of its gate if SHARED_GATE.
 
 //!import chunk
 //!import math
@@ -13,6 +13,7 @@ struct Op {
     y_stride: u32,
     shared_stride: u32,
     gate_stride: u32,
+    scale: f32,
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
@@ -40,8 +41,12 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
         sum = fma(weight, expert_out[pair * op.out_stride + i], sum);
     }
     if (SHARED != 0u) {
-        sum = fma(sigmoid(shared_gate[token * op.gate_stride]), shared_out[token * op.shared_stride + i], sum);
+        var share = 1.0;
+        if (SHARED_GATE != 0u) {
+            share = sigmoid(shared_gate[token * op.gate_stride]);
+        }
+        sum = fma(share, shared_out[token * op.shared_stride + i], sum);
     }
     let at = token * op.y_stride + i;
-    y[at] = y[at] + sum;
+    y[at] = y[at] + op.scale * sum;
 }

@@ -1,4 +1,4 @@
-// Ranks each token's experts by logit, ties to the lower id, by counting those ahead of each, and keeps the first `top_k`.
+// Ranks each token's experts by score, ties to the lower id, by counting those ahead of each, and keeps the first `top_k`.
 
 //!import chunk
 
@@ -9,7 +9,7 @@ struct Op {
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
-@group(0) @binding(2) var<storage, read> logits: array<f32>;
+@group(0) @binding(2) var<storage, read> scores: array<f32>;
 // Ids of each (token, rank); the weights follow.
 @group(0) @binding(3) var<storage, read_write> choice: array<u32>;
 
@@ -24,11 +24,11 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
         return;
     }
     let at = token * op.stride;
-    let own = logits[at + expert];
+    let own = scores[at + expert];
     var rank = 0u;
     for (var other = 0u; other < op.experts; other++) {
-        let logit = logits[at + other];
-        if (logit > own || (logit == own && other < expert)) {
+        let score = scores[at + other];
+        if (score > own || (score == own && other < expert)) {
             rank += 1u;
         }
     }

@@ -1,6 +1,8 @@
-// The softmax probability of each chosen expert, among all experts or, if `renormalise`, among the chosen.
+// The weights of the chosen experts: their softmax probability among all experts, or σ of their logits if SIGMOID. If
+// RENORMALISE they are divided by their sum plus `epsilon`. Softmax probabilities among the chosen alone come to the same.
 
 //!import chunk
+//!import math
 
 struct Op {
     experts: u32,
@@ -8,12 +10,20 @@ struct Op {
     stride: u32,
     // Place of the first weight in `choice`.
     weights: u32,
-    renormalise: u32,
+    epsilon: f32,
+    scale: f32,
 }
 
 @group(0) @binding(1) var<uniform> op: Op;
 @group(0) @binding(2) var<storage, read> logits: array<f32>;
 @group(0) @binding(3) var<storage, read_write> choice: array<u32>;
+
+fn unscaled(logit: f32, largest: f32) -> f32 {
+    if (SIGMOID != 0u) {
+        return sigmoid(logit);
+    }
+    return exp(logit - largest);
+}
 
 @compute @workgroup_size(WORKGROUP)
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
@@ -26,19 +36,43 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     }
     let at = token * op.stride;
     let chosen = token * op.top_k;
-    let largest = logits[at + choice[chosen]];
-    var total = 0.0;
-    if (op.renormalise != 0u) {
-        for (var rank = 0u; rank < op.top_k; rank++) {
-            total += exp(logits[at + choice[chosen + rank]] - largest);
+    if (REORDER != 0u) {
+        // What was chosen by other scores comes in the order of its logits.
+        for (var i = 1u; i < op.top_k; i++) {
+            let expert = choice[chosen + i];
+            var to = i;
+            for (; to > 0u; to--) {
+                let other = choice[chosen + to - 1u];
+                if (logits[at + other] > logits[at + expert] || (logits[at + other] == logits[at + expert] && other < expert)) {
+                    break;
+                }
+                choice[chosen + to] = other;
+            }
+            choice[chosen + to] = expert;
         }
+    }
+    // Of all, or of those that are added up.
+    var largest = logits[at + choice[chosen]];
+    if (RENORMALISE == 0u) {
+        for (var expert = 0u; expert < op.experts; expert++) {
+            largest = max(largest, logits[at + expert]);
+        }
+    }
+    var total = 0.0;
+    if (RENORMALISE != 0u) {
+        for (var rank = 0u; rank < op.top_k; rank++) {
+            total += unscaled(logits[at + choice[chosen + rank]], largest);
+        }
+        total += op.epsilon;
+    } else if (SIGMOID != 0u) {
+        total = 1.0;
     } else {
         for (var expert = 0u; expert < op.experts; expert++) {
-            total += exp(logits[at + expert] - largest);
+            total += unscaled(logits[at + expert], largest);
         }
     }
     for (var rank = 0u; rank < op.top_k; rank++) {
-        let weight = exp(logits[at + choice[chosen + rank]] - largest) / total;
+        let weight = unscaled(logits[at + choice[chosen + rank]], largest) / total * op.scale;
         choice[op.weights + chosen + rank] = bitcast<u32>(weight);
     }
 }

@@ -7,12 +7,16 @@ use std::path::{Path, PathBuf};
 use common::{engine, f16_engine};
 use outrider::engine::{BackendChoice, Engine, Options, Want};
 
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden").join(name)
+}
+
 fn checkpoint() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/golden/qwen3_5_moe/b")
+    golden("qwen3_5_moe/b")
 }
 
 fn tokens(n: usize) -> Vec<u32> {
-    (0..n as u32).map(|i| 2 + (i * 97 + i * i * 31) % 320).collect()
+    (0..n as u32).map(|i| 2 + (i * 97 + i * i * 31) % 250).collect()
 }
 
 /// Every logit of a prompt and of a few decoded tokens after it, the prompt cut into passes of the given widths.
@@ -39,7 +43,11 @@ fn run(engine: &mut Engine, prompt: &[u32], widths: &[usize]) -> Vec<u32> {
 }
 
 fn of(backend: BackendChoice) -> impl Fn(&Options) -> Option<Engine> {
-    move |options| Some(engine(&checkpoint(), &Options { backend, ..options.clone() }))
+    of_model(checkpoint(), backend)
+}
+
+fn of_model(model: PathBuf, backend: BackendChoice) -> impl Fn(&Options) -> Option<Engine> {
+    move |options| Some(engine(&model, &Options { backend, ..options.clone() }))
 }
 
 fn f16(options: &Options) -> Option<Engine> {
@@ -86,6 +94,29 @@ fn cpu_is_bit_identical_under_every_schedule() {
 #[test]
 fn gpu_is_bit_identical_under_every_schedule() {
     same_bits(of(BackendChoice::Gpu), &[None, Some(5)], &[55, 3, 15], &[&[64], &[5, 2, 9]]);
+}
+
+/// Architectures with what the first has not: windows, sinks and biases; short convolutions, a sigmoid router and a dense
+/// layer; latent attention; no experts at all. With their `top_k`, the layers that route, and the experts of each.
+const OTHERS: [(&str, [usize; 3]); 4] =
+    [("gpt_oss/a", [2, 4, 8]), ("lfm2_moe/a", [2, 3, 8]), ("deepseek_v2/a", [2, 2, 8]), ("llama/a", [0, 0, 0])];
+
+#[test]
+fn other_architectures_are_bit_identical_on_the_cpu() {
+    for (name, [top_k, layers, experts]) in OTHERS {
+        let all = layers * experts;
+        let slots = [top_k, all.min(top_k * layers + 1), all];
+        let load = of_model(golden(name), BackendChoice::Cpu);
+        same_bits(load, &[None, Some(7)], &slots, &[&[64], &[1], &[5, 2, 9]]);
+    }
+}
+
+#[test]
+fn other_architectures_are_bit_identical_on_the_gpu() {
+    for (name, [top_k, layers, experts]) in OTHERS {
+        let load = of_model(golden(name), BackendChoice::Gpu);
+        same_bits(load, &[None, Some(5)], &[layers * experts, top_k], &[&[64], &[5, 2, 9]]);
+    }
 }
 
 #[test]

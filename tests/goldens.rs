@@ -80,6 +80,12 @@ macro_rules! goldens {
 goldens! {
     llama_a: "llama/a",
     qwen3_a: "qwen3/a",
+    olmoe_a: "olmoe/a",
+    qwen3_next_a: "qwen3_next/a",
+    granitemoe_a: "granitemoe/a",
+    gpt_oss_a: "gpt_oss/a",
+    lfm2_moe_a: "lfm2_moe/a",
+    deepseek_v2_a: "deepseek_v2/a",
     qwen3_5_moe_a: "qwen3_5_moe/a",
     qwen3_5_moe_b: "qwen3_5_moe/b",
     qwen3_moe_a: "qwen3_moe/a",

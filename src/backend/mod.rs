@@ -19,7 +19,8 @@ use crate::error::Result;
 use crate::flash::Bytes;
 use crate::model::plan::{Limits, Plan, Weight};
 
-/// The router's choice for the rows of a chunk: `ids[row · top_k + rank]`, by descending score, ties to the lower id.
+/// The router's choice for the rows of a chunk: `ids[row · top_k + rank]`, by descending logit, which is by
+/// descending weight, ties to the lower id.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Routing {
     pub top_k: usize,

@@ -177,7 +177,8 @@ impl Experts {
 
     /// Scores from `origin` for the layers from `first` on.
     pub fn predicted(&mut self, origin: Origin, first: usize, scores: &[Vec<f32>]) {
-        for (layer, scores) in (first as u32..).zip(scores) {
+        // There are none of a layer without experts.
+        for (layer, scores) in (first as u32..).zip(scores).filter(|(_, scores)| !scores.is_empty()) {
             self.scheduler.on(Event::Predicted { origin, layer, scores });
             self.recorder.iter_mut().for_each(|r| r.foreseen(origin, layer, scores));
         }

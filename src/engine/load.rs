@@ -13,7 +13,7 @@ use crate::backend::cpu::Cpu;
 use crate::backend::gpu::{Device, Gpu};
 use crate::error::{Error, Result};
 use crate::les::{Pool, Scheduler, Settings, Shape};
-use crate::model::plan::{Limits, Map, Plan, Weight, WeightKind};
+use crate::model::plan::{Limits, Map, Plan, Weight, WeightKind, WeightSpec};
 use crate::model::{self, Stored, Tensors};
 use crate::pack::{Manifest, Pack};
 use crate::tensor::DType;
@@ -131,8 +131,11 @@ fn plan_of(manifest: &Manifest, options: &Options) -> Result<Plan> {
     if let Some((experts, shape)) = manifest.experts.as_ref().zip(plan.expert)
         && experts.shape() != shape
     {
-        let (width, needed) = (experts.width, shape.gate.rows);
-        return bad(format!("its experts have a width of {width} where the configuration needs {needed}"));
+        let biases = |has: bool| if has { "with" } else { "without" };
+        let (width, own, needed, theirs) = (experts.width, biases(experts.bias), shape.gate.rows, biases(shape.bias));
+        return bad(format!(
+            "its experts have a width of {width} {own} biases where the configuration needs {needed} {theirs}"
+        ));
     }
     let held = manifest.experts.as_ref().map_or(&[][..], |e| &e.layers);
     for (layer, needed) in plan.layers.iter().enumerate().filter_map(|(i, l)| Some((i, l.moe?.experts))) {
@@ -163,6 +166,12 @@ pub fn budgets(manifest: &Manifest, options: &Options) -> Result<Range<u64>> {
     Ok(request(&bare).smallest_budget()?..whole.total())
 }
 
+/// Bytes that reading a weight takes: where it is some rows of a tensor, those are picked from all of it.
+fn read_bytes(weight: &WeightSpec) -> u64 {
+    let whole = weight.rows.as_ref().and(weight.stored()).map_or(0, |whole| whole.bytes());
+    (weight.bytes() + whole) as u64
+}
+
 fn request<'a>(
     plan: &'a Plan,
     manifest: &Manifest,
@@ -172,7 +181,7 @@ fn request<'a>(
     Request {
         plan,
         slot_bytes: plan.expert.map_or(0, |e| e.bytes().next_multiple_of(crate::pack::EXTENT_ALIGN)) as u64,
-        largest_read: plan.weights.iter().map(|w| w.bytes() as u64).max().unwrap_or(0),
+        largest_read: plan.weights.iter().map(read_bytes).max().unwrap_or(0),
         // The tokens of the sequence are kept beside its states.
         host_bytes: host_bytes(manifest, plan) + 4 * options.context_for(&manifest.config) as u64,
         context: options.context_for(&manifest.config),
@@ -394,6 +403,9 @@ async fn write_core(pack: &Pack, backend: &mut dyn Backend, on_progress: &mut im
         let mut bytes = pack.core(&spec.tensor).await?;
         if let WeightKind::Vector { map, .. } = spec.kind {
             apply(map, &mut bytes)?;
+        }
+        if let (Some(rows), Some(whole)) = (&spec.rows, spec.stored()) {
+            bytes = whole.pick(&bytes, &rows.ranges);
         }
         backend.write_weight(Weight(i), &bytes).await?;
         done += spec.bytes() as u64;

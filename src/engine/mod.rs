@@ -335,7 +335,9 @@ impl Engine {
         mut probe: Option<&mut Probe>,
     ) -> Result<Option<Vec<f32>>> {
         self.stop.check()?;
-        let embeddings = self.pack.embedding_rows(tokens).await?;
+        let mut embeddings = self.pack.embedding_rows(tokens).await?;
+        let scale = self.plan().embedding_scale;
+        embeddings.iter_mut().for_each(|e| *e *= scale);
         self.backend.settle().await?;
         self.backend.begin(self.sequence.len(), &embeddings)?;
         if let Some(probe) = probe.as_deref_mut() {

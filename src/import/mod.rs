@@ -1,5 +1,6 @@
 //! From checkpoints to packs, and back.
 
+mod experts;
 mod files;
 pub mod gguf;
 mod safetensors;
@@ -7,6 +8,7 @@ mod source;
 mod unpack;
 mod weights;
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -19,7 +21,6 @@ pub use weights::{Described, Weights};
 use crate::chat::TOKENIZER;
 use crate::error::{Error, Result, Size};
 use crate::flash::{FileFlash, Flash, HttpFlash};
-use crate::model::plan::WeightKind;
 use crate::model::{self, Tensors};
 use crate::pack::{
     FileEntry, Hash, Identity, MANIFEST, Manifest, MemorySink, Pack, PackWriter, Quantisation, Sink, check_file_name,
@@ -115,16 +116,17 @@ pub async fn pack_checkpoint<S: Sink>(
     let shape = plan.expert.map(|shape| (shape, experts));
     let mut writer = PackWriter::new(sink, identity, embedding, shape, options.max_shard)?;
 
+    let mut written = HashSet::new();
     for weight in &plan.weights {
         let (name, from) = (&weight.tensor, source.name_of(&weight.tensor));
+        // Several weights may be made of one tensor's rows.
+        if !written.insert(name) {
+            continue;
+        }
         let tensor = checkpoint.tensor(from)?;
-        match weight.kind {
-            WeightKind::Matrix(layout) => {
-                writer.matrix(name, &layout, &checkpoint.matrix(from, 0, layout).await?)?;
-            }
-            WeightKind::Vector { .. } => {
-                writer.vector(name, &tensor.shape, &checkpoint.values(from, 0, tensor.len()).await?)?;
-            }
+        match weight.stored() {
+            Some(layout) => writer.matrix(name, &layout, &checkpoint.matrix(from, 0, layout).await?)?,
+            None => writer.vector(name, &tensor.shape, &checkpoint.values(from, 0, tensor.len()).await?)?,
         }
         advance(tensor.bytes);
     }

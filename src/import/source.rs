@@ -2,7 +2,7 @@
 
 use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
-use crate::model::plan::{ExpertShape, Plan};
+use crate::model::plan::Plan;
 use crate::model::{ExpertTensors, Stored, Tensors, expert_tensors, text_config};
 use crate::tensor::{DType, Layout};
 
@@ -42,16 +42,10 @@ const DELICATE: [&str; 4] = [
 
 /// A checkpoint seen as the tensors of a pack.
 pub struct Source<'a> {
-    checkpoint: &'a dyn Weights,
+    pub(super) checkpoint: &'a dyn Weights,
     precision: Precision,
     tied: bool,
-    experts: ExpertTensors,
-}
-
-/// A matrix within a checkpoint's tensor.
-struct Part {
-    tensor: String,
-    first: usize,
+    pub(super) experts: ExpertTensors,
 }
 
 impl<'a> Source<'a> {
@@ -99,62 +93,9 @@ impl<'a> Source<'a> {
         Ok(Layout::new(self.core_dtype(EMBEDDING)?, plan.vocab, plan.hidden))
     }
 
-    /// A layer's expert as it lies in its extent: gate, up and down.
-    pub async fn expert(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<Vec<u8>> {
-        let parts = self.expert_parts(shape, layer, expert)?;
-        let mut extent = Vec::with_capacity(shape.bytes());
-        for ((part, layout), own) in
-            parts.iter().zip([shape.gate, shape.up, shape.down]).zip(self.experts.names(layer, expert))
-        {
-            let matrix = self.checkpoint.matrix(&part.tensor, part.first, layout).await;
-            // What is wrong with a tensor of all experts is wrong with one of them.
-            extent.extend(matrix.map_err(|error| match error {
-                Error::Encode { dtype, reason, .. } => Error::Encode { name: own, dtype, reason },
-                other => other,
-            })?);
-        }
-        Ok(extent)
-    }
-
-    /// Bytes of a layer's experts in the checkpoint.
-    pub fn expert_bytes(&self, layer: usize) -> u64 {
-        let prefix = self.experts.prefix(layer);
-        self.tensors(|name| name.starts_with(&prefix)).map(|t| t.bytes).sum()
-    }
-
-    fn tensors(&self, of: impl Fn(&str) -> bool) -> impl Iterator<Item = Described> {
+    pub(super) fn tensors(&self, of: impl Fn(&str) -> bool) -> impl Iterator<Item = Described> {
         let names = self.checkpoint.names().into_iter();
         names.filter(move |name| of(name)).filter_map(|name| self.checkpoint.find(name))
-    }
-
-    fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
-        let has = |names: &[String]| self.checkpoint.find(&names[0]).is_some();
-        // What one expert has of each tensor, and how far into it each matrix begins.
-        let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-        let (fused, stacked) = (self.experts.fused(layer), self.experts.stacked(layer));
-        let alone = [[width, hidden], [width, hidden], [hidden, width]];
-        let each = self.experts.each(layer, expert).filter(|_| !has(&fused));
-        let (tensors, own, starts) = match each {
-            Some(_) if has(&stacked) => (stacked, alone, [0; 3]),
-            Some(names) => (names, alone, [0; 3]),
-            None => {
-                let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-                let [gate_up, down] = fused;
-                ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
-            }
-        };
-        let mut parts = Vec::with_capacity(3);
-        for ((tensor, own), start) in tensors.into_iter().zip(own).zip(starts) {
-            let shape = &self.checkpoint.tensor(&tensor)?.shape;
-            let fused = shape.len() == 3;
-            if shape[usize::from(fused)..] != own || (fused && shape[0] <= expert) {
-                let reason = format!("`{tensor}` has shape {shape:?}, expert {expert} needs {own:?} of it");
-                return Err(Error::format("checkpoint", reason));
-            }
-            let skipped = if fused { expert * own[0] * own[1] } else { 0 };
-            parts.push(Part { tensor, first: skipped + start });
-        }
-        Ok(parts.try_into().unwrap_or_else(|_| unreachable!("three matrices make an expert")))
     }
 }
 

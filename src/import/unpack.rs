@@ -1,13 +1,16 @@
 //! From a pack back to a checkpoint.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 use serde_json::Value;
 
+use super::experts::{Expert, transposed};
 use super::source::{EMBEDDING, HEAD};
 use crate::error::{Error, Result};
+use crate::model::plan::ExpertShape;
 use crate::model::{MAPS, expert_tensors, text_config};
 use crate::pack::{Pack, Sink};
 use crate::tensor::{Layout, decode_row};
@@ -26,15 +29,29 @@ struct Item {
 enum From {
     Core,
     Embedding,
-    /// Parts of experts, one after the other.
-    Experts(Vec<Part>),
+    /// What `of` makes of each of some experts of a layer, one after the other.
+    Experts {
+        layer: usize,
+        experts: Range<usize>,
+        of: fn(&ExpertShape, &Expert) -> Vec<f32>,
+    },
 }
 
-/// A matrix of an expert: 0 gate, 1 up, 2 down.
-struct Part {
-    layer: usize,
-    expert: usize,
-    matrix: usize,
+fn gate_up(_: &ExpertShape, expert: &Expert) -> Vec<f32> {
+    expert.matrices[..2].concat()
+}
+
+fn gate_up_by_turns(shape: &ExpertShape, expert: &Expert) -> Vec<f32> {
+    let [gate, up] = [0, 1].map(|part| transposed(&expert.matrices[part], shape.gate.cols));
+    by_turns(&gate, &up)
+}
+
+fn gate_up_bias(_: &ExpertShape, expert: &Expert) -> Vec<f32> {
+    expert.biases.as_ref().map_or(Vec::new(), |[gate, up, _]| by_turns(gate, up))
+}
+
+fn by_turns(a: &[f32], b: &[f32]) -> Vec<f32> {
+    a.iter().zip(b).flat_map(|(a, b)| [*a, *b]).collect()
 }
 
 /// Writes a pack's weights, decoded to f32, as a checkpoint with the names it came from, beside its configuration and
@@ -45,8 +62,8 @@ pub async fn unpack<S: Sink>(pack: &Pack, mut sink: S, mut on_progress: impl FnM
     let total: u64 = items.iter().map(|i| 4 * i.shape.iter().product::<usize>() as u64).sum();
     sink.append(WEIGHTS, &header(&items)?)?;
     let mut done = 0;
-    // The three parts of an expert follow one another and are read at once.
-    let mut last = (None, Vec::new());
+    // The parts of an expert that are tensors of their own follow one another.
+    let mut last: Option<((usize, usize), Expert)> = None;
     for item in &items {
         match &item.from {
             From::Core => {
@@ -63,14 +80,19 @@ pub async fn unpack<S: Sink>(pack: &Pack, mut sink: S, mut on_progress: impl FnM
                     sink.append(WEIGHTS, &to_bytes(&pack.embedding_rows(ids).await?))?;
                 }
             }
-            From::Experts(parts) => {
+            From::Experts { layer, experts, of } => {
                 let shape = manifest.experts.as_ref().expect("listed with the experts").shape();
-                for &Part { layer, expert, matrix } in parts {
-                    if last.0 != Some((layer, expert)) {
-                        last = (Some((layer, expert)), pack.expert(layer, expert).await?.into_vec());
-                    }
-                    let layout = [shape.gate, shape.up, shape.down][matrix];
-                    sink.append(WEIGHTS, &decode(&layout, &last.1[shape.offsets()[matrix]..][..layout.bytes()]))?;
+                for place in experts.clone().map(|expert| (*layer, expert)) {
+                    let known = last.take().filter(|(known, _)| *known == place);
+                    let (_, expert) = match known {
+                        Some(known) => known,
+                        None => {
+                            let extent = pack.expert(place.0, place.1).await?.into_vec();
+                            (place, Expert::from_extent(&shape, &extent))
+                        }
+                    };
+                    sink.append(WEIGHTS, &to_bytes(&of(&shape, &expert)))?;
+                    last = Some((place, expert));
                 }
             }
         }
@@ -116,25 +138,33 @@ fn items(pack: &Pack) -> Result<Vec<Item>> {
     let Some(experts) = &manifest.experts else { return Ok(items) };
     let (shape, tensors) = (experts.shape(), expert_tensors(&manifest.config)?);
     let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-    let shapes = [[width, hidden], [width, hidden], [hidden, width]];
+    type Of = fn(&ExpertShape, &Expert) -> Vec<f32>;
     for (layer, extents) in experts.layers.iter().enumerate() {
         let count = extents.as_ref().map_or(0, Vec::len);
+        let mut push = |name: String, shape: &[usize], experts: Range<usize>, of: Of| {
+            items.push(Item { name, shape: shape.to_vec(), from: From::Experts { layer, experts, of } });
+        };
         for expert in 0..count {
-            let Some(names) = tensors.each(layer, expert) else { continue };
-            items.extend(names.into_iter().zip(shapes).enumerate().map(|(matrix, (name, shape))| Item {
-                name,
-                shape: shape.to_vec(),
-                from: From::Experts(vec![Part { layer, expert, matrix }]),
-            }));
+            if let Some([gate_name, up_name, down_name]) = tensors.each(layer, expert) {
+                push(gate_name, &[width, hidden], expert..expert + 1, |_, e| e.matrices[0].clone());
+                push(up_name, &[width, hidden], expert..expert + 1, |_, e| e.matrices[1].clone());
+                push(down_name, &[hidden, width], expert..expert + 1, |_, e| e.matrices[2].clone());
+            }
         }
-        if count > 0 && tensors.each(layer, 0).is_none() {
-            let [gate_up, down] = tensors.fused(layer);
-            let parts = |matrices: &[usize]| {
-                let part = |expert| matrices.iter().map(move |&matrix| Part { layer, expert, matrix });
-                From::Experts((0..count).flat_map(part).collect())
-            };
-            items.push(Item { name: gate_up, shape: vec![count, 2 * width, hidden], from: parts(&[0, 1]) });
-            items.push(Item { name: down, shape: vec![count, hidden, width], from: parts(&[2]) });
+        if count == 0 || tensors.each(layer, 0).is_some() {
+            continue;
+        }
+        let ([both, one], all) = (tensors.fused(layer), 0..count);
+        if tensors.by_turns() {
+            push(format!("{both}_bias"), &[count, 2 * width], all.clone(), gate_up_bias);
+            push(format!("{one}_bias"), &[count, hidden], all.clone(), |_, e| {
+                e.biases.as_ref().map_or(Vec::new(), |b| b[2].clone())
+            });
+            push(both, &[count, hidden, 2 * width], all.clone(), gate_up_by_turns);
+            push(one, &[count, width, hidden], all, |shape, e| transposed(&e.matrices[2], shape.down.cols));
+        } else {
+            push(both, &[count, 2 * width, hidden], all.clone(), gate_up);
+            push(one, &[count, hidden, width], all, |_, e| e.matrices[2].clone());
         }
     }
     Ok(items)

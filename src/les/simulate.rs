@@ -140,7 +140,7 @@ impl Simulation {
             run_ahead: [RunAhead::new(costs), RunAhead::new(costs)],
             machine,
             flash: FlashModel::new(machine.flash),
-            scheduler: Scheduler::new(trace.shape, Pool::new(trace.shape, slots), settings),
+            scheduler: Scheduler::new(trace.shape, Pool::for_layers(trace.shape, trace.routed(), slots), settings),
             expert_bytes: trace.expert_bytes,
             pieces: 1,
             now: 0.0,

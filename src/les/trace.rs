@@ -76,6 +76,13 @@ impl Trace {
         self.passes.iter().map(|pass| pass.rows).sum()
     }
 
+    /// By layer, whether it chooses experts, as far as the passes tell.
+    pub fn routed(&self) -> impl Iterator<Item = bool> {
+        let chooses = |pass: &Pass, layer: usize| pass.ids.get(layer).is_some_and(|ids| !ids.is_empty());
+        let routed = move |layer| self.passes.is_empty() || self.passes.iter().any(|pass| chooses(pass, layer));
+        (0..self.shape.layers).map(routed)
+    }
+
     /// Reads a recording, with or without spans.
     ///
     /// # Errors
@@ -125,8 +132,10 @@ impl<L: Iterator<Item = std::io::Result<String>>> Reader<L> {
     fn pass(&self, line: &str) -> Result<Pass> {
         let shape = self.header.shape;
         let pass: Pass = serde_json::from_str(line).map_err(|e| bad(self.at, e))?;
+        // A layer without experts chooses none.
         let routed = |ids: &Vec<u32>| {
-            Some(ids.len()) == pass.rows.checked_mul(shape.top_k) && ids.iter().all(|id| (*id as usize) < shape.experts)
+            (ids.is_empty() || Some(ids.len()) == pass.rows.checked_mul(shape.top_k))
+                && ids.iter().all(|id| (*id as usize) < shape.experts)
         };
         let foreseen = |guess: &Foreseen| {
             (guess.layer as usize) < shape.layers

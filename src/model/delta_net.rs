@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{Decoder, multiple};
-use super::plan::{Map, Op, StateSpec};
+use super::plan::{Map, Op, RowsOf, StateSpec};
 use super::{bad_config, check_dims};
 use crate::error::Result;
 
@@ -55,6 +55,15 @@ pub(super) struct DeltaNet {
     kernel: usize,
 }
 
+/// How a checkpoint stores the projections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Projections {
+    /// Queries, keys and values in one matrix, the gates z, a and b each in its own.
+    Separate,
+    /// All but a and b in one matrix, and these in another, both key head by key head.
+    Fused,
+}
+
 impl DeltaNet {
     pub fn read(config: &Value) -> Result<DeltaNet> {
         let c = DeltaNet::deserialize(config).map_err(bad_config)?;
@@ -69,8 +78,30 @@ impl DeltaNet {
         Ok(c)
     }
 
+    /// Rows of `in_proj_qkvz`: each key head has its query, its key, and the values and gates of its value heads.
+    fn fused_qkvz(&self) -> [RowsOf; 2] {
+        let values = self.heads / self.key_heads * self.value_dim;
+        let a_head = 2 * self.key_dim + 2 * values;
+        let part = |start: usize, len: usize| {
+            (0..self.key_heads).map(move |head| head * a_head + start..head * a_head + start + len)
+        };
+        let (q, k) = (part(0, self.key_dim), part(self.key_dim, self.key_dim));
+        let (v, z) = (part(2 * self.key_dim, values), part(2 * self.key_dim + values, values));
+        let whole = self.key_heads * a_head;
+        [RowsOf { whole, ranges: q.chain(k).chain(v).collect() }, RowsOf { whole, ranges: z.collect() }]
+    }
+
+    /// Rows of `in_proj_ba`: each key head has the b and the a of its value heads.
+    fn fused_ba(&self) -> [RowsOf; 2] {
+        let own = self.heads / self.key_heads;
+        [0, own].map(|start| {
+            let ranges = (0..self.key_heads).map(|head| 2 * head * own + start..(2 * head * own) + start + own);
+            RowsOf { whole: 2 * self.heads, ranges: ranges.collect() }
+        })
+    }
+
     /// `linear_attn` of the layer `at`, from the normalised residual.
-    pub fn ops(&self, d: &mut Decoder<'_>, at: &str) -> Result<Vec<Op>> {
+    pub fn ops(&self, d: &mut Decoder<'_>, at: &str, projections: Projections) -> Result<Vec<Op>> {
         let at = format!("{at}.linear_attn");
         let DeltaNet { key_heads, heads, key_dim, value_dim, kernel } = *self;
         let (channels, width) = (2 * key_heads * key_dim + heads * value_dim, heads * value_dim);
@@ -79,12 +110,24 @@ impl DeltaNet {
         let (a, b) = (d.buffer("deltanet a", heads), d.buffer("deltanet b", heads));
         let gated = d.buffer("deltanet gated", width);
         let x = d.normed;
-        let mut ops = vec![
-            d.linear(&format!("{at}.in_proj_qkv"), false, x, qkv)?,
-            d.linear(&format!("{at}.in_proj_z"), false, x, z)?,
-            d.linear(&format!("{at}.in_proj_b"), false, x, b)?,
-            d.linear(&format!("{at}.in_proj_a"), false, x, a)?,
-        ];
+        let mut ops = match projections {
+            Projections::Separate => vec![
+                d.linear(&format!("{at}.in_proj_qkv"), false, x, qkv)?,
+                d.linear(&format!("{at}.in_proj_z"), false, x, z)?,
+                d.linear(&format!("{at}.in_proj_b"), false, x, b)?,
+                d.linear(&format!("{at}.in_proj_a"), false, x, a)?,
+            ],
+            Projections::Fused => {
+                let ([qkv_rows, z_rows], [b_rows, a_rows]) = (self.fused_qkvz(), self.fused_ba());
+                let (qkvz, ba) = (format!("{at}.in_proj_qkvz"), format!("{at}.in_proj_ba"));
+                vec![
+                    d.linear_of(&qkvz, qkv_rows, x, qkv)?,
+                    d.linear_of(&qkvz, z_rows, x, z)?,
+                    d.linear_of(&ba, b_rows, x, b)?,
+                    d.linear_of(&ba, a_rows, x, a)?,
+                ]
+            }
+        };
         let taps = d.s.vector(format!("{at}.conv1d.weight"), channels * kernel, Map::Identity)?;
         let rate = d.s.vector(format!("{at}.A_log"), heads, Map::NegExp)?;
         let dt_bias = d.s.vector(format!("{at}.dt_bias"), heads, Map::Identity)?;

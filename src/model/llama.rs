@@ -4,7 +4,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{Attention, Base, Decoder, Mlp, QkNorm};
+use super::decoder::{Attention, Base, Decoder, Mlp, QkNorm, projections};
 use super::plan::{Map, Plan};
 use super::rope::WHOLE_HEAD;
 use super::{Tensors, bad_config, check_dims};
@@ -38,7 +38,12 @@ pub(super) fn dense(config: &Value, norm: QkNorm, tensors: &dyn Tensors) -> Resu
         let at = format!("model.layers.{layer}");
         let mut mix = vec![d.norm(&format!("{at}.input_layernorm"))?];
         mix.extend(d.attention(&at, &attention)?);
-        layers.push(d.dense_layer(&format!("{at}.post_attention_layernorm"), &format!("{at}.mlp"), &mlp, mix)?);
+        layers.push(d.dense_layer(
+            &format!("{at}.post_attention_layernorm"),
+            &projections(&format!("{at}.mlp")),
+            &mlp,
+            mix,
+        )?);
     }
     d.finish(layers, "model.norm")
 }

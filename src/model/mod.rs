@@ -3,20 +3,28 @@
 //! An architecture is one file that turns a checkpoint's `config.json` into a [`Plan`]; [`plan_for`] picks the file.
 
 mod decoder;
+mod deepseek_v2;
 mod delta_net;
+mod gpt_oss;
+mod granitemoe;
+mod lfm2_moe;
 mod llama;
+mod olmoe;
 pub mod plan;
 mod qwen3;
 mod qwen3_5_moe;
 mod qwen3_moe;
+mod qwen3_next;
 mod rope;
 pub mod tokenizer;
+
+use std::ops::Range;
 
 use serde_json::Value;
 
 use crate::error::{Error, Result};
 use crate::tensor::Layout;
-use plan::{Builder, ExpertShape, Map, Plan, Weight};
+use plan::{Builder, ExpertShape, Map, Plan, RowsOf, Weight};
 
 /// Reads the configuration of one architecture into a forward plan.
 type PlanFn = fn(&Value, &dyn Tensors) -> Result<Plan>;
@@ -34,6 +42,12 @@ const ARCHITECTURES: &[Architecture] = &[
     Architecture { name: "llama", plan: llama::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3", plan: qwen3::plan, experts: ExpertTensors::USUAL },
     Architecture { name: "qwen3_moe", plan: qwen3_moe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "qwen3_next", plan: qwen3_next::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "olmoe", plan: olmoe::plan, experts: ExpertTensors::USUAL },
+    Architecture { name: "granitemoe", plan: granitemoe::plan, experts: ExpertTensors::GRANITE },
+    Architecture { name: "gpt_oss", plan: gpt_oss::plan, experts: ExpertTensors::GPT_OSS },
+    Architecture { name: "lfm2_moe", plan: lfm2_moe::plan, experts: ExpertTensors::LFM2 },
+    Architecture { name: "deepseek_v2", plan: deepseek_v2::plan, experts: ExpertTensors::USUAL },
 ];
 
 /// Where checkpoints keep a layer's routed experts.
@@ -45,6 +59,9 @@ pub struct ExpertTensors {
     each: Option<[&'static str; 3]>,
     /// Names of all experts' gates and ups, and of all their downs, where they are one tensor of three dimensions.
     fused: [&'static str; 2],
+    /// Fused matrices are `[experts, in, out]` instead of `[experts, out, in]`, gates and ups by turns, and biases stand
+    /// beside them as `NAME_bias`.
+    by_turns: bool,
 }
 
 impl ExpertTensors {
@@ -52,6 +69,19 @@ impl ExpertTensors {
         block: "mlp.experts",
         each: Some(["gate_proj.weight", "up_proj.weight", "down_proj.weight"]),
         fused: ["gate_up_proj", "down_proj"],
+        by_turns: false,
+    };
+    const GRANITE: ExpertTensors = ExpertTensors {
+        block: "block_sparse_moe",
+        each: None,
+        fused: ["input_linear.weight", "output_linear.weight"],
+        by_turns: false,
+    };
+    const GPT_OSS: ExpertTensors = ExpertTensors { each: None, by_turns: true, ..ExpertTensors::USUAL };
+    const LFM2: ExpertTensors = ExpertTensors {
+        block: "feed_forward.experts",
+        each: Some(["w1.weight", "w3.weight", "w2.weight"]),
+        ..ExpertTensors::USUAL
     };
 
     /// What the names of a layer's experts begin with.
@@ -62,7 +92,11 @@ impl ExpertTensors {
     /// Whether a tensor belongs to routed experts.
     pub fn owns(&self, tensor: &str) -> bool {
         let mut parts = tensor.strip_prefix("model.layers.").into_iter().flat_map(|rest| rest.split_once('.'));
-        parts.any(|(_, rest)| rest.strip_prefix(self.block).is_some_and(|rest| rest.starts_with('.')))
+        let owns = |rest: &str| match self.each {
+            Some(_) => rest.starts_with('.'),
+            None => self.fused.iter().any(|name| rest.strip_prefix('.').is_some_and(|rest| rest.starts_with(name))),
+        };
+        parts.any(|(_, rest)| rest.strip_prefix(self.block).is_some_and(owns))
     }
 
     /// An expert's gate, up and down, each a tensor of its own.
@@ -82,7 +116,14 @@ impl ExpertTensors {
         self.each(layer, expert).unwrap_or_else(of_fused)
     }
 
-    /// Gate and up of all experts of a layer, `[experts, 2 · width, hidden]`, and down, `[experts, hidden, width]`.
+    /// Whether fused matrices are stored by turns: `[experts, hidden, 2 · width]`, gates in even columns and ups in odd ones,
+    /// and `[experts, width, hidden]`, with biases.
+    pub fn by_turns(&self) -> bool {
+        self.by_turns
+    }
+
+    /// Gate and up of all experts of a layer, `[experts, 2 · width, hidden]`, and down, `[experts, hidden, width]`, unless
+    /// they are [by turns](Self::by_turns).
     pub fn fused(&self, layer: usize) -> [String; 2] {
         self.fused.map(|name| format!("{}{name}", self.prefix(layer)))
     }
@@ -185,6 +226,18 @@ impl Shaped<'_> {
         }
     }
 
+    /// A matrix of some rows of a tensor.
+    fn matrix_of(&mut self, name: impl Into<String>, rows: RowsOf, cols: usize) -> Result<Weight> {
+        let name = name.into();
+        match self.tensors.core(&name)? {
+            Stored::Matrix(layout) if (layout.rows, layout.cols) == (rows.whole, cols) => {
+                let layout = Layout { rows: rows.ranges.iter().map(Range::len).sum(), ..layout };
+                Ok(self.parts.matrix_of(name, layout, rows))
+            }
+            found => Err(wrong_shape(&name, &format!("a {} × {cols} matrix", rows.whole), found)),
+        }
+    }
+
     fn vector(&mut self, name: impl Into<String>, len: usize, map: Map) -> Result<Weight> {
         let name = name.into();
         match self.tensors.core(&name)? {
@@ -208,9 +261,9 @@ impl Shaped<'_> {
         Ok(maps)
     }
 
-    fn experts(&self, hidden: usize, width: usize) -> Result<ExpertShape> {
+    fn experts(&self, hidden: usize, width: usize, bias: bool) -> Result<ExpertShape> {
         let dtype = self.tensors.expert_dtype().ok_or_else(|| bad_config("the model has no experts"))?;
-        Ok(ExpertShape::new(dtype, hidden, width))
+        Ok(ExpertShape::new(dtype, hidden, width, bias))
     }
 }
 

@@ -5,7 +5,9 @@
 //! Shapes: every buffer holds one row of `width` f32 for each of the `m` tokens of the current chunk, which sit at
 //! positions `pos .. pos + m` of the sequence. Operations treat rows independently unless they name a [`State`].
 
-use crate::tensor::Layout;
+use std::ops::Range;
+
+use crate::tensor::{Layout, align16};
 
 /// An activation buffer, an index into [`Plan::buffers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -60,9 +62,29 @@ pub struct WeightSpec {
     /// Name of the tensor in the pack.
     pub tensor: String,
     pub kind: WeightKind,
+    /// The rows of the tensor that a matrix is made of, where it is not all of them in order.
+    pub rows: Option<RowsOf>,
+}
+
+/// Some rows of a matrix, in an order of their own.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowsOf {
+    /// Rows of the whole matrix.
+    pub whole: usize,
+    pub ranges: Vec<Range<usize>>,
 }
 
 impl WeightSpec {
+    /// The layout of the tensor that a matrix is made of.
+    pub fn stored(&self) -> Option<Layout> {
+        match self.kind {
+            WeightKind::Matrix(layout) => {
+                Some(Layout { rows: self.rows.as_ref().map_or(layout.rows, |rows| rows.whole), ..layout })
+            }
+            WeightKind::Vector { .. } => None,
+        }
+    }
+
     /// Bytes on the device.
     pub fn bytes(&self) -> usize {
         match self.kind {
@@ -74,8 +96,8 @@ impl WeightSpec {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StateSpec {
-    /// Keys and values of every position so far: two planes of `[context, heads · dim]`.
-    Kv { heads: usize, dim: usize },
+    /// Keys and values of every position so far: `[context, heads · dim]` and `[context, heads · value_dim]`.
+    Kv { heads: usize, dim: usize, value_dim: usize },
     /// The last `kernel − 1` inputs of a causal convolution, oldest first: `[kernel − 1, channels]`.
     Conv { channels: usize, kernel: usize },
     /// The recurrent state of Gated DeltaNet: `[heads, key_dim, value_dim]`.
@@ -86,7 +108,7 @@ impl StateSpec {
     /// Number of f32 it holds in a context of `context` tokens.
     pub fn len(&self, context: usize) -> usize {
         match *self {
-            StateSpec::Kv { heads, dim } => 2 * context * heads * dim,
+            StateSpec::Kv { heads, dim, value_dim } => context * heads * (dim + value_dim),
             StateSpec::Conv { channels, kernel } => (kernel - 1) * channels,
             StateSpec::Delta { heads, key_dim, value_dim } => heads * key_dim * value_dim,
         }
@@ -107,6 +129,48 @@ pub struct Heads {
     pub stride: usize,
 }
 
+impl Heads {
+    /// Heads of `dim` side by side in the whole of a buffer.
+    pub fn side_by_side(buf: Buf, dim: usize) -> Heads {
+        Heads { buf, offset: 0, stride: dim }
+    }
+}
+
+/// Which dimensions a rotary embedding turns together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// `i` and `i + rotary/2` (`rotate_half`).
+    Halves,
+    /// `2i` and `2i + 1`.
+    Neighbours,
+}
+
+/// How a router's logits become weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scoring {
+    /// `exp(logit) / Σ exp` over all experts of the layer.
+    Softmax,
+    /// `σ(logit)`.
+    Sigmoid,
+}
+
+/// What a gated feed-forward network makes of its gate and its up projection.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Glu {
+    /// `silu(gate) · up`.
+    Silu,
+    /// `g · σ(alpha · g) · (u + 1)` of `g = min(gate, limit)` and `u = max(−limit, min(limit, up))`, as in gpt-oss.
+    Clamped { alpha: f32, limit: f32 },
+}
+
+/// The shared expert of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    pub out: Buf,
+    /// A logit (width 1) whose σ scales it.
+    pub gate: Option<Buf>,
+}
+
 /// One operation. `σ` is the logistic function, `silu(x) = x · σ(x)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op {
@@ -119,19 +183,48 @@ pub enum Op {
     /// Causal depthwise convolution over tokens, then silu: `y[t, c] = silu(Σ_j w[c, j] · x[t − kernel + 1 + j, c])`,
     /// inputs before the chunk from `state`, which is left holding the chunk's last inputs. `w` is `[channels, kernel]`.
     ConvSilu { x: Buf, w: Weight, y: Buf, state: State },
+    /// The short convolution of LFM2 (a gated causal depthwise one): a row of `x` is `[b | c | v]`, each as wide as y;
+    /// `y[t, i] = c[t, i] · Σ_j w[i, j] · (b · v)[t − kernel + 1 + j, i]`, with `w` and `state` as for `ConvSilu`.
+    GatedConv { x: Buf, w: Weight, y: Buf, state: State },
     /// The gated delta rule (Yang et al., 2024), recurrent form, token after token. A row of `qkv` is
     /// `[q: key_heads · key_dim | k: the same | v: heads · value_dim]`; value head `h` uses key head
     /// `h / (heads / key_heads)`. With q and k scaled to unit length (eps 1e-6 under the root) and q by `1/√key_dim`:
     /// `S ← S · exp(rate · softplus(a + dt_bias))`, `S ← S + k ⊗ (σ(b) · (v − kᵀS))`, `y = qᵀS`.
     DeltaNet { qkv: Buf, a: Buf, b: Buf, rate: Weight, dt_bias: Weight, y: Buf, state: State, key_heads: usize },
-    /// Per head: RMS norm over `dim` if `w` is given, then rotary embedding of the first `rotary` dimensions
-    /// (`rotate_half` pairing: `i` with `i + rotary/2`) by the angles in [`Plan::rope`], the rest copied.
-    HeadNormRope { x: Heads, w: Option<Weight>, y: Buf, heads: usize, dim: usize, rotary: usize, eps: f32 },
-    /// Writes the chunk's rows of `k` and `v` (each `heads · dim` wide) at positions `pos ..` of `state`.
+    /// Per head: RMS norm over `dim` if `w` is given, then rotary embedding of the first `rotary` dimensions, paired as
+    /// `pairs` says, by the angles in [`Plan::rope`], the rest copied. Heads of `x` may lie in one place, which repeats it.
+    HeadNormRope {
+        x: Heads,
+        w: Option<Weight>,
+        y: Heads,
+        heads: usize,
+        dim: usize,
+        rotary: usize,
+        pairs: Pairs,
+        eps: f32,
+    },
+    /// `x = max(−limit, min(limit, x))`.
+    Clamp { x: Buf, limit: f32 },
+    /// Writes the chunk's rows of `k` and `v` (`heads · dim` and `heads · value_dim` wide) at positions `pos ..` of `state`.
     KvAppend { k: Buf, v: Buf, state: State },
     /// Causal attention of `heads` query heads over the `Kv` state (query head `h` reads KV head
-    /// `h / (heads / kv_heads)`), softmax of `scale · q·k`; each output times `σ(gate)` where a gate is given.
-    Attention { q: Buf, gate: Option<Heads>, y: Buf, state: State, heads: usize, scale: f32 },
+    /// `h / (heads / kv_heads)`), softmax of `scale · q·k` over the last `window` positions, the token's own among them,
+    /// or over all. A sink is a score a head that takes its part of the softmax and has no value (Xiao et al., 2023). Each
+    /// output times `σ(gate)` where a gate is given.
+    Attention {
+        q: Buf,
+        gate: Option<Heads>,
+        sinks: Option<Weight>,
+        y: Buf,
+        state: State,
+        heads: usize,
+        scale: f32,
+        window: Option<usize>,
+    },
+    /// What a router's choice goes by, where it is not the logits themselves: `σ(logit) + bias` or the logit, as `scoring`
+    /// says. With `groups = (n, k)` experts stand in `n` groups of equal size, and those outside the `k` groups with the
+    /// highest best scores (ties to the lower group) get a score one below the row's lowest.
+    RouterScores { logits: Buf, y: Buf, scoring: Scoring, bias: Option<Weight>, groups: Option<(usize, usize)> },
     /// `y = silu(gate) · up`.
     SiluMul { gate: Buf, up: Buf, y: Buf },
 }
@@ -149,20 +242,27 @@ impl Op {
 pub struct Moe {
     /// Router logits, width `experts`. Written by `mix`.
     pub logits: Buf,
+    /// What the choice goes by, see [`Op::RouterScores`]: the logits themselves for most. Written by `mix`.
+    pub scores: Buf,
     /// What the experts read: the normalised residual. Written by `mix`.
     pub x: Buf,
     /// The residual that their output is added to.
     pub y: Buf,
     pub experts: usize,
     pub top_k: usize,
-    /// Whether the chosen probabilities are divided by their sum.
-    pub renormalise: bool,
-    /// Output of the shared expert, and the logit (width 1) whose σ scales it.
-    pub shared: Option<(Buf, Buf)>,
+    pub scoring: Scoring,
+    /// The chosen weights are divided by their sum plus this.
+    pub renormalise: Option<f32>,
+    /// What weights are multiplied with after that.
+    pub weight_scale: f32,
+    pub glu: Glu,
+    pub shared: Option<SharedExpert>,
+    /// What all that the experts add to the residual is multiplied with.
+    pub scale: f32,
 }
 
 /// One decoder layer: `mix`, then the router's choice, then `shared` (which needs no expert), then the experts:
-/// `y[r] += Σ_rank weight[r, rank] · expert(x[r])`, in rank order, plus `σ(shared gate) · shared`.
+/// `y[r] += scale · (Σ_rank weight[r, rank] · expert(x[r]), in rank order, plus σ(shared gate) · shared)`.
 #[derive(Debug, Clone, Default)]
 pub struct Layer {
     pub mix: Vec<Op>,
@@ -185,19 +285,21 @@ impl Layer {
     }
 }
 
-/// Shape of one routed expert: `down · (silu(gate · x) ⊙ (up · x))`. Its extent holds the three matrices one after the
-/// other in this order.
+/// Shape of one routed expert: `down · glu(gate · x, up · x)`, each product plus a bias if they have biases. Its extent
+/// holds the three matrices one after the other in this order, then the three biases as f32, each from a multiple of 16
+/// bytes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExpertShape {
     pub gate: Layout,
     pub up: Layout,
     pub down: Layout,
+    pub bias: bool,
 }
 
 impl ExpertShape {
-    pub fn new(dtype: crate::tensor::DType, hidden: usize, width: usize) -> ExpertShape {
+    pub fn new(dtype: crate::tensor::DType, hidden: usize, width: usize, bias: bool) -> ExpertShape {
         let gate = Layout::new(dtype, width, hidden);
-        ExpertShape { gate, up: gate, down: Layout::new(dtype, hidden, width) }
+        ExpertShape { gate, up: gate, down: Layout::new(dtype, hidden, width), bias }
     }
 
     /// Byte offsets of gate, up and down within the extent.
@@ -205,9 +307,18 @@ impl ExpertShape {
         [0, self.gate.bytes(), self.gate.bytes() + self.up.bytes()]
     }
 
-    /// Bytes of the three matrices, before the extent's own alignment.
+    /// Byte offsets of their biases.
+    pub fn bias_offsets(&self) -> Option<[usize; 3]> {
+        let [_, _, down] = self.offsets();
+        let (first, width) = (down + self.down.bytes(), align16(4 * self.gate.rows));
+        self.bias.then_some([first, first + width, first + 2 * width])
+    }
+
+    /// Bytes of the whole, before the extent's own alignment.
     pub fn bytes(&self) -> usize {
-        self.gate.bytes() + self.up.bytes() + self.down.bytes()
+        let [_, _, down] = self.offsets();
+        let matrices = down + self.down.bytes();
+        self.bias_offsets().map_or(matrices, |[_, _, last]| last + align16(4 * self.down.rows))
     }
 }
 
@@ -218,6 +329,8 @@ pub struct Plan {
     pub buffers: Vec<BufSpec>,
     pub weights: Vec<WeightSpec>,
     pub states: Vec<StateSpec>,
+    /// What embeddings are multiplied with before they are the residual.
+    pub embedding_scale: f32,
     /// The residual stream: filled with embeddings at the start of a chunk, a layer's output at its end.
     pub residual: Buf,
     /// Rotary frequencies, radians a position, one a rotated pair. Row of the table buffer: `[cos…, sin…]`.
@@ -340,8 +453,15 @@ impl Builder {
         self.push_weight(tensor.into(), WeightKind::Vector { len, map })
     }
 
+    /// A matrix of some rows of a tensor.
+    pub fn matrix_of(&mut self, tensor: impl Into<String>, layout: Layout, rows: RowsOf) -> Weight {
+        let weight = self.push_weight(tensor.into(), WeightKind::Matrix(layout));
+        self.weights[weight.0].rows = Some(rows);
+        weight
+    }
+
     fn push_weight(&mut self, tensor: String, kind: WeightKind) -> Weight {
-        self.weights.push(WeightSpec { tensor, kind });
+        self.weights.push(WeightSpec { tensor, kind, rows: None });
         Weight(self.weights.len() - 1)
     }
 

@@ -6,9 +6,9 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{Attention, Base, Decoder, Experts, QkNorm};
-use super::delta_net::{DeltaNet, Hybrid};
-use super::plan::{Map, Plan};
+use super::decoder::{Attention, Base, Decoder, Experts, QkNorm, Router, Shared};
+use super::delta_net::{DeltaNet, Hybrid, Projections};
+use super::plan::{Glu, Map, Plan};
 use super::rope::Defaults;
 use super::{Tensors, bad_config};
 use crate::error::Result;
@@ -21,22 +21,40 @@ struct Config {
     shared_expert_intermediate_size: usize,
 }
 
+/// What models of this kind differ in.
+pub(super) struct Variant {
+    pub projections: Projections,
+    pub rope: Defaults,
+    pub renormalise: bool,
+}
+
 pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
+    let rope = Defaults { theta: 10_000_000.0, part: 0.25 };
+    hybrid(config, &Variant { projections: Projections::Separate, rope, renormalise: true }, tensors)
+}
+
+pub(super) fn hybrid(config: &Value, variant: &Variant, tensors: &dyn Tensors) -> Result<Plan> {
     let base = Base::read(config)?;
     let c = Config::deserialize(config).map_err(bad_config)?;
     if base.attention_bias {
         return Err(bad_config("`attention_bias` is not supported"));
     }
+    let dense = config["mlp_only_layers"].as_array().is_some_and(|layers| !layers.is_empty());
+    if dense || config["decoder_sparse_step"].as_u64().is_some_and(|step| step != 1) {
+        return Err(bad_config("layers without experts are not supported"));
+    }
     let hybrid = Hybrid::read(config, base.num_hidden_layers)?;
     let delta_net = DeltaNet::read(config)?;
-    let rope = base.rope(config, &Defaults { theta: 10_000_000.0, part: 0.25 })?;
+    let rope = base.rope(config, &variant.rope)?;
     let attention = Attention { gated: true, bias: false, ..Attention::new(&base, QkNorm::Head) };
     let experts = Experts {
         count: c.num_experts,
         top_k: c.num_experts_per_tok,
         width: c.moe_intermediate_size,
-        renormalise: true,
-        shared: Some(c.shared_expert_intermediate_size),
+        bias: false,
+        glu: Glu::Silu,
+        router: Router::softmax(variant.renormalise),
+        shared: Some(Shared { name: "shared_expert", width: c.shared_expert_intermediate_size, gated: true }),
     };
     experts.check()?;
     let mut d = Decoder::new(&base, Map::PlusOne, rope, tensors);
@@ -47,7 +65,7 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
         let mut mix = vec![d.norm(&format!("{at}.input_layernorm"))?];
         mix.extend(match hybrid.is_attention(layer) {
             true => d.attention(&at, &attention)?,
-            false => delta_net.ops(&mut d, &at)?,
+            false => delta_net.ops(&mut d, &at, variant.projections)?,
         });
         let norm = format!("{at}.post_attention_layernorm");
         layers.push(d.routed_layer(layer, &norm, &format!("{at}.mlp"), &experts, mix)?);

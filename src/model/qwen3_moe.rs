@@ -4,8 +4,8 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::decoder::{Attention, Base, Decoder, Experts, Mlp, QkNorm};
-use super::plan::{Map, Plan};
+use super::decoder::{Attention, Base, Decoder, Experts, Mlp, QkNorm, Router, projections};
+use super::plan::{Glu, Map, Plan};
 use super::rope::WHOLE_HEAD;
 use super::{Tensors, bad_config, check_dims};
 use crate::error::Result;
@@ -48,7 +48,9 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
         count: c.num_experts.or(c.num_local_experts).ok_or_else(missing)?,
         top_k: c.num_experts_per_tok,
         width: c.moe_intermediate_size,
-        renormalise: c.norm_topk_prob,
+        bias: false,
+        glu: Glu::Silu,
+        router: Router::softmax(c.norm_topk_prob),
         shared: None,
     };
     experts.check()?;
@@ -64,7 +66,7 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
         } else {
             let width = c.intermediate_size.ok_or_else(|| bad_config("missing field `intermediate_size`"))?;
             check_dims(&[("intermediate_size", width)])?;
-            d.dense_layer(&norm, &mlp, &Mlp { width, bias: false }, mix)?
+            d.dense_layer(&norm, &projections(&mlp), &Mlp { width, bias: false }, mix)?
         });
     }
     d.finish(layers, "model.norm")

@@ -14,7 +14,7 @@ use super::SelfTest;
 use crate::error::{Error, Result};
 use crate::model::Stored;
 use crate::model::plan::ExpertShape;
-use crate::tensor::{DType, Layout};
+use crate::tensor::{DType, Layout, align16};
 
 pub const FORMAT: &str = "outrider-pack";
 pub const VERSION: u64 = 1;
@@ -214,7 +214,10 @@ pub struct Experts {
     pub count: usize,
     pub hidden: usize,
     pub width: usize,
-    /// Bytes of an extent: those of the three matrices, rounded up to a multiple of [`EXTENT_ALIGN`].
+    /// Whether an expert's three matrices are followed by their biases.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bias: bool,
+    /// Bytes of an extent: those of its [shape](Experts::shape), rounded up to a multiple of [`EXTENT_ALIGN`].
     pub stride: u64,
     /// For every layer that has experts, which extent holds each of them.
     pub layers: Vec<Option<Vec<usize>>>,
@@ -222,7 +225,7 @@ pub struct Experts {
 
 impl Experts {
     pub fn shape(&self) -> ExpertShape {
-        ExpertShape::new(self.dtype, self.hidden, self.width)
+        ExpertShape::new(self.dtype, self.hidden, self.width, self.bias)
     }
 }
 
@@ -446,7 +449,10 @@ impl Manifest {
         // Two of the three matrices have the same shape; the third is its transpose.
         let part = |rows, cols| Layout::new(e.dtype, rows, cols).checked_bytes().map_err(|e| e.to_string());
         let sum = part(e.width, e.hidden)?.checked_mul(2).zip(Some(part(e.hidden, e.width)?));
-        let stride = sum.and_then(|(a, b)| a.checked_add(b)).and_then(|n| n.checked_next_multiple_of(EXTENT_ALIGN));
+        // Four bytes a row, which the matrices' own sizes have just been found to allow.
+        let biases = if e.bias { 2 * align16(4 * e.width) + align16(4 * e.hidden) } else { 0 };
+        let stride = sum.and_then(|(a, b)| a.checked_add(b)?.checked_add(biases));
+        let stride = stride.and_then(|n| n.checked_next_multiple_of(EXTENT_ALIGN));
         if stride.map(|n| n as u64) != Some(e.stride) {
             return Err(format!("their stride is {}, their shape needs {stride:?}", e.stride));
         }

@@ -16,7 +16,7 @@ fn values(n: usize, seed: usize) -> Vec<f32> {
 
 /// A pack of two layers, the first without experts, whose core does not fit into one shard.
 fn small() -> (Manifest, MemoryFlash) {
-    let shape = ExpertShape::new(DType::Q4, 48, 20);
+    let shape = ExpertShape::new(DType::Q4, 48, 20, false);
     let identity = Identity {
         name: "small".into(),
         licence: None,
@@ -67,7 +67,7 @@ fn what_is_written_is_read() {
         let f16 = |v: &f32| half::f16::from_f32(*v).to_f32();
         let expected: Vec<f32> = [2999, 0, 1500].iter().flat_map(|r| values(48, *r)).map(|v| f16(&v)).collect();
         assert_eq!(rows, expected);
-        let shape = ExpertShape::new(DType::Q4, 48, 20);
+        let shape = ExpertShape::new(DType::Q4, 48, 20, false);
         assert_eq!(pack.expert_bytes(), shape.bytes());
         for expert in 0..3 {
             let read = block_on(pack.expert(1, expert)).unwrap().into_vec();

@@ -80,6 +80,7 @@ impl<S: Sink> PackWriter<S> {
             count,
             hidden: shape.gate.cols,
             width: shape.gate.rows,
+            bias: shape.bias,
             stride: shape.bytes().next_multiple_of(EXTENT_ALIGN) as u64,
             layers: Vec::new(),
         });
@@ -154,7 +155,7 @@ impl<S: Sink> PackWriter<S> {
         Ok(())
     }
 
-    /// Adds the next expert of a layer: its three matrices, one after the other.
+    /// Adds the next expert of a layer: laid out as its shape says.
     pub fn expert(&mut self, layer: usize, matrices: &[u8]) -> Result<()> {
         let e = self.manifest.experts.as_mut().expect("a model with experts");
         assert_eq!(matrices.len(), e.shape().bytes(), "layer {layer}: not the shape of an expert");

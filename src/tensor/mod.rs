@@ -124,6 +124,22 @@ impl Layout {
         Ok(self.bytes())
     }
 
+    /// A stored matrix of some rows of one that is stored so. Ranges must lie within it.
+    pub fn pick(&self, stored: &[u8], ranges: &[Range<usize>]) -> Vec<u8> {
+        let picked = Layout { rows: ranges.iter().map(Range::len).sum(), ..*self };
+        let mut out = vec![0; picked.bytes()];
+        for (from, to) in self.planes().into_iter().zip(picked.planes()) {
+            let row = from.len() / self.rows.max(1);
+            let mut at = to.start;
+            for range in ranges {
+                let bytes = &stored[from.start + range.start * row..from.start + range.end * row];
+                out[at..at + bytes.len()].copy_from_slice(bytes);
+                at += bytes.len();
+            }
+        }
+        out
+    }
+
     /// The layout of a single row stored by itself, as embedding rows are.
     pub const fn row(&self) -> Layout {
         Layout { rows: 1, ..*self }

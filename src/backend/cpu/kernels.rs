@@ -5,6 +5,7 @@
 //! Sums of squares and the delta rule's sums are taken in f64: the gated norm after a DeltaNet layer divides by a root
 //! mean square that is tiny for some tokens, and enlarges whatever rounding went before it.
 
+use crate::model::plan::{Glu, Moe, Pairs, Scoring};
 use crate::tensor::{GROUP, Layout, decode_row};
 
 /// Partial sums of a dot product, and how many products are added up before one goes to its sum.
@@ -150,6 +151,28 @@ pub fn conv_silu(x: &[f32], w: &[f32], state: &mut [f32], y: &mut [f32]) {
     }
 }
 
+/// One token of [`GatedConv`](crate::model::plan::Op::GatedConv): `x` is `[b | c | v]`; `state` as for [`conv_silu`].
+pub fn gated_conv(x: &[f32], w: &[f32], state: &mut [f32], y: &mut [f32]) {
+    let channels = y.len();
+    let kernel = w.len() / channels;
+    let (b, rest) = x.split_at(channels);
+    let (c, v) = rest.split_at(channels);
+    for i in 0..channels {
+        let w = &w[i * kernel..(i + 1) * kernel];
+        let own = b[i] * v[i];
+        let mut sum = 0.0;
+        for j in 0..kernel - 1 {
+            sum += w[j] * state[j * channels + i];
+        }
+        y[i] = c[i] * (sum + w[kernel - 1] * own);
+        // The oldest goes, this one comes.
+        for j in 1..kernel {
+            let next = if j + 1 < kernel { state[j * channels + i] } else { own };
+            state[(j - 1) * channels + i] = next;
+        }
+    }
+}
+
 /// Columns of the state that [`delta_rule`] works on at a time, so that their sums stay in registers or close by.
 const DELTA_COLUMNS: usize = 32;
 
@@ -185,61 +208,133 @@ pub fn delta_rule(q: &[f32], k: &[f32], v: &[f32], decay: f32, beta: f32, state:
     }
 }
 
-/// Rotates the first `2 · cos.len()` elements of a head, pairing element `i` with `i + cos.len()`.
-pub fn rope(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, rest) = head.split_at_mut(cos.len());
-    for (((a, b), cos), sin) in first.iter_mut().zip(rest).zip(cos).zip(sin) {
-        (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+/// Rotates the first `2 · cos.len()` elements of a head.
+pub fn rope(head: &mut [f32], cos: &[f32], sin: &[f32], pairs: Pairs) {
+    let half = cos.len();
+    for (i, (cos, sin)) in cos.iter().zip(sin).enumerate() {
+        let (first, second) = match pairs {
+            Pairs::Halves => (i, i + half),
+            Pairs::Neighbours => (2 * i, 2 * i + 1),
+        };
+        let (a, b) = (head[first], head[second]);
+        (head[first], head[second]) = (a * cos - b * sin, b * cos + a * sin);
     }
 }
 
-/// One query head over the keys and values of positions `0 .. scores.len()`, each `stride` apart from `offset` on.
+/// Where one head's keys or values lie: `stride` from position to position, from `offset` on.
+#[derive(Debug, Clone, Copy)]
+pub struct Plane<'a> {
+    pub data: &'a [f32],
+    pub stride: usize,
+    pub offset: usize,
+}
+
+impl Plane<'_> {
+    fn at(&self, position: usize, dim: usize) -> &[f32] {
+        &self.data[position * self.stride + self.offset..][..dim]
+    }
+}
+
+/// One query head over the keys and values of the positions from `first` on, as many as there are `scores`.
 pub fn attend(
     q: &[f32],
-    keys: &[f32],
-    values: &[f32],
-    stride: usize,
-    offset: usize,
+    keys: Plane,
+    values: Plane,
+    first: usize,
     scale: f32,
+    sink: Option<f32>,
     scores: &mut [f32],
     y: &mut [f32],
 ) {
-    let dim = q.len();
-    let at = |p: usize| p * stride + offset..p * stride + offset + dim;
-    let mut max = f32::MIN;
-    for (p, s) in scores.iter_mut().enumerate() {
-        *s = dot(q, &keys[at(p)]) * scale;
+    let mut max = sink.unwrap_or(f32::MIN);
+    for (p, s) in (first..).zip(scores.iter_mut()) {
+        *s = dot(q, keys.at(p, q.len())) * scale;
         max = max.max(*s);
     }
-    let mut sum = 0.0;
+    let mut sum = sink.map_or(0.0, |sink| libm::expf(sink - max));
+    let value_dim = y.len();
     y.fill(0.0);
-    for (p, s) in scores.iter().enumerate() {
+    for (p, s) in (first..).zip(scores.iter()) {
         let e = libm::expf(s - max);
         sum += e;
-        y.iter_mut().zip(&values[at(p)]).for_each(|(y, v)| *y += e * v);
+        y.iter_mut().zip(values.at(p, value_dim)).for_each(|(y, v)| *y += e * v);
     }
     y.iter_mut().for_each(|y| *y /= sum);
 }
 
-/// The `ids.len()` largest of `logits` by descending value, ties to the lower index, and their softmax over all
-/// logits, divided by their sum if `renormalise`.
-pub fn top_k(logits: &[f32], renormalise: bool, ids: &mut [u32], weights: &mut [f32]) {
-    let max = logits.iter().copied().fold(f32::MIN, f32::max);
-    let total: f32 = logits.iter().map(|l| libm::expf(l - max)).sum();
-    for (rank, weight) in weights.iter_mut().enumerate() {
+/// See [`Glu`].
+pub fn glu(kind: Glu, gate: f32, up: f32) -> f32 {
+    match kind {
+        Glu::Silu => silu(gate) * up,
+        Glu::Clamped { alpha, limit } => {
+            let (gate, up) = (gate.min(limit), up.max(-limit).min(limit));
+            gate * sigmoid(alpha * gate) * (up + 1.0)
+        }
+    }
+}
+
+/// One row of [`RouterScores`](crate::model::plan::Op::RouterScores).
+pub fn router_scores(
+    logits: &[f32],
+    scoring: Scoring,
+    bias: Option<&[f32]>,
+    groups: Option<(usize, usize)>,
+    y: &mut [f32],
+) {
+    for (i, (y, l)) in y.iter_mut().zip(logits).enumerate() {
+        let score = if scoring == Scoring::Sigmoid { sigmoid(*l) } else { *l };
+        *y = bias.map_or(score, |bias| score + bias[i]);
+    }
+    let Some((count, kept)) = groups else { return };
+    let size = y.len() / count;
+    let best: Vec<f32> = y.chunks(size).map(|group| group.iter().copied().fold(f32::MIN, f32::max)).collect();
+    let below = y.iter().copied().fold(f32::MAX, f32::min) - 1.0;
+    for (group, scores) in y.chunks_mut(size).enumerate() {
+        let ahead = |(other, score): (usize, &f32)| *score > best[group] || *score == best[group] && other < group;
+        if best.iter().enumerate().filter(|other| ahead(*other)).count() >= kept {
+            scores.fill(below);
+        }
+    }
+}
+
+/// The `ids.len()` largest of `scores` by descending value, ties to the lower index.
+pub fn top_k(scores: &[f32], ids: &mut [u32]) {
+    for rank in 0..ids.len() {
         let (chosen, rest) = ids.split_at_mut(rank);
         let mut best: Option<usize> = None;
-        for (i, l) in logits.iter().enumerate() {
-            if !chosen.contains(&(i as u32)) && best.is_none_or(|b| *l > logits[b]) {
+        for (i, s) in scores.iter().enumerate() {
+            if !chosen.contains(&(i as u32)) && best.is_none_or(|b| *s > scores[b]) {
                 best = Some(i);
             }
         }
-        let best = best.expect("there are at least top_k experts");
-        rest[0] = best as u32;
-        *weight = libm::expf(logits[best] - max) / total;
+        rest[0] = best.expect("there are at least top_k experts") as u32;
     }
-    if renormalise {
-        let sum: f32 = weights.iter().sum();
+}
+
+/// Puts what was chosen by other scores in the order of its logits, ties to the lower index.
+pub fn by_logit(logits: &[f32], ids: &mut [u32]) {
+    // Zeros of both signs are one.
+    let logit = |id: &u32| logits[*id as usize] + 0.0;
+    ids.sort_by(|a, b| logit(b).total_cmp(&logit(a)).then(a.cmp(b)));
+}
+
+/// The weights of the experts that were chosen, see [`Moe`].
+pub fn router_weights(logits: &[f32], moe: &Moe, ids: &[u32], weights: &mut [f32]) {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let total = match moe.scoring {
+        Scoring::Softmax => logits.iter().map(|l| libm::expf(l - max)).sum(),
+        Scoring::Sigmoid => 1.0,
+    };
+    for (weight, id) in weights.iter_mut().zip(ids) {
+        let logit = logits[*id as usize];
+        *weight = match moe.scoring {
+            Scoring::Softmax => libm::expf(logit - max) / total,
+            Scoring::Sigmoid => sigmoid(logit),
+        };
+    }
+    if let Some(epsilon) = moe.renormalise {
+        let sum = weights.iter().sum::<f32>() + epsilon;
         weights.iter_mut().for_each(|w| *w /= sum);
     }
+    weights.iter_mut().for_each(|w| *w *= moe.weight_scale);
 }

@@ -146,52 +146,79 @@ impl Cpu {
                 }
                 self.buffers[y.0] = out;
             }
-            Op::HeadNormRope { x, w, y, heads, dim, rotary, eps } => {
-                let x_width = self.width(x.buf);
+            Op::GatedConv { x, w, y, state } => {
+                let (width, y_width) = (self.width(x), self.width(y));
                 let mut out = std::mem::take(&mut self.buffers[y.0]);
-                for (row, y) in out.chunks_mut(heads * dim).take(m).enumerate() {
-                    for (h, y) in y.chunks_mut(dim).enumerate() {
-                        let at = row * x_width + x.offset + h * x.stride;
-                        let head = &self.buffers[x.buf.0][at..at + dim];
-                        match w {
-                            Some(w) => kernels::rms_norm(head, Some(&self.vectors[w.0]), eps, y),
-                            None => y.copy_from_slice(head),
-                        }
-                        if let Some(table) = self.plan.rope.filter(|_| rotary > 0) {
-                            let table = &self.buffers[table.0][row * rotary..(row + 1) * rotary];
-                            let (cos, sin) = table.split_at(rotary / 2);
-                            kernels::rope(y, cos, sin);
+                for (x, y) in self.buffers[x.0].chunks(width).zip(out.chunks_mut(y_width)).take(m) {
+                    kernels::gated_conv(x, &self.vectors[w.0], &mut self.states[state.0], y);
+                }
+                self.buffers[y.0] = out;
+            }
+            Op::HeadNormRope { x, w, y, heads, dim, rotary, pairs, eps } => {
+                let (x_width, y_width) = (self.width(x.buf), self.width(y.buf));
+                let mut out = std::mem::take(&mut self.buffers[y.buf.0]);
+                for (row, h) in (0..m).flat_map(|row| (0..heads).map(move |h| (row, h))) {
+                    let head = &self.buffers[x.buf.0][row * x_width + x.offset + h * x.stride..][..dim];
+                    let y = &mut out[row * y_width + y.offset + h * y.stride..][..dim];
+                    match w {
+                        Some(w) => kernels::rms_norm(head, Some(&self.vectors[w.0]), eps, y),
+                        None => y.copy_from_slice(head),
+                    }
+                    if let Some(table) = self.plan.rope.filter(|_| rotary > 0) {
+                        let table = &self.buffers[table.0][row * rotary..(row + 1) * rotary];
+                        let (cos, sin) = table.split_at(rotary / 2);
+                        kernels::rope(y, cos, sin, pairs);
+                    }
+                }
+                self.buffers[y.buf.0] = out;
+            }
+            Op::Clamp { x, limit } => {
+                let n = m * self.width(x);
+                self.buffers[x.0][..n].iter_mut().for_each(|x| *x = x.max(-limit).min(limit));
+            }
+            Op::KvAppend { k, v, state } => {
+                let StateSpec::Kv { heads, dim, value_dim } = self.plan.states[state.0] else {
+                    unreachable!("a KV state")
+                };
+                let (keys, values) = self.states[state.0].split_at_mut(self.limits.context * heads * dim);
+                for (plane, from, row) in [(keys, k, heads * dim), (values, v, heads * value_dim)] {
+                    let at = self.pos * row;
+                    plane[at..at + m * row].copy_from_slice(&self.buffers[from.0][..m * row]);
+                }
+            }
+            Op::Attention { q, gate, sinks, y, state, heads, scale, window } => {
+                let StateSpec::Kv { heads: kv_heads, dim, value_dim } = self.plan.states[state.0] else {
+                    unreachable!("a KV state")
+                };
+                let (keys, values) = self.states[state.0].split_at(self.limits.context * kv_heads * dim);
+                let mut out = std::mem::take(&mut self.buffers[y.0]);
+                for (row, y) in out.chunks_mut(heads * value_dim).take(m).enumerate() {
+                    let end = self.pos + row + 1;
+                    let first = window.map_or(0, |window| end.saturating_sub(window));
+                    let scores = &mut self.scores[..end - first];
+                    for (h, y) in y.chunks_mut(value_dim).enumerate() {
+                        let q = &self.buffers[q.0][(row * heads + h) * dim..][..dim];
+                        let of = |data, dim| {
+                            let offset = h / (heads / kv_heads) * dim;
+                            kernels::Plane { data, stride: kv_heads * dim, offset }
+                        };
+                        let sink = sinks.map(|w| self.vectors[w.0][h]);
+                        kernels::attend(q, of(keys, dim), of(values, value_dim), first, scale, sink, scores, y);
+                        if let Some(gate) = gate {
+                            let at = row * self.plan.buffers[gate.buf.0].width + gate.offset + h * gate.stride;
+                            let gate = &self.buffers[gate.buf.0][at..at + value_dim];
+                            y.iter_mut().zip(gate).for_each(|(y, g)| *y *= kernels::sigmoid(*g));
                         }
                     }
                 }
                 self.buffers[y.0] = out;
             }
-            Op::KvAppend { k, v, state } => {
-                let StateSpec::Kv { heads, dim } = self.plan.states[state.0] else { unreachable!("a KV state") };
-                let (row, plane) = (heads * dim, self.limits.context * heads * dim);
-                let state = &mut self.states[state.0];
-                let at = self.pos * row;
-                state[at..at + m * row].copy_from_slice(&self.buffers[k.0][..m * row]);
-                state[plane + at..plane + at + m * row].copy_from_slice(&self.buffers[v.0][..m * row]);
-            }
-            Op::Attention { q, gate, y, state, heads, scale } => {
-                let StateSpec::Kv { heads: kv_heads, dim } = self.plan.states[state.0] else {
-                    unreachable!("a KV state")
-                };
-                let (keys, values) = self.states[state.0].split_at(self.limits.context * kv_heads * dim);
+            Op::RouterScores { logits, y, scoring, bias, groups } => {
+                let width = self.width(y);
                 let mut out = std::mem::take(&mut self.buffers[y.0]);
-                for (row, y) in out.chunks_mut(heads * dim).take(m).enumerate() {
-                    let scores = &mut self.scores[..self.pos + row + 1];
-                    for (h, y) in y.chunks_mut(dim).enumerate() {
-                        let q = &self.buffers[q.0][(row * heads + h) * dim..][..dim];
-                        let offset = h / (heads / kv_heads) * dim;
-                        kernels::attend(q, keys, values, kv_heads * dim, offset, scale, scores, y);
-                        if let Some(gate) = gate {
-                            let at = row * self.plan.buffers[gate.buf.0].width + gate.offset + h * gate.stride;
-                            let gate = &self.buffers[gate.buf.0][at..at + dim];
-                            y.iter_mut().zip(gate).for_each(|(y, g)| *y *= kernels::sigmoid(*g));
-                        }
-                    }
+                let bias = bias.map(|b| self.vectors[b.0].as_slice());
+                for (logits, y) in self.buffers[logits.0].chunks(width).zip(out.chunks_mut(width)).take(m) {
+                    kernels::router_scores(logits, scoring, bias, groups, y);
                 }
                 self.buffers[y.0] = out;
             }
@@ -292,8 +319,15 @@ impl Backend for Cpu {
             let n = self.m * moe.top_k;
             routing = Routing { top_k: moe.top_k, ids: vec![0; n], weights: vec![0.0; n] };
             let rows = routing.ids.chunks_mut(moe.top_k).zip(routing.weights.chunks_mut(moe.top_k));
-            for ((ids, weights), logits) in rows.zip(self.buffers[moe.logits.0].chunks(moe.experts)) {
-                kernels::top_k(logits, moe.renormalise, ids, weights);
+            let scores = self.buffers[moe.scores.0].chunks(moe.experts);
+            for (((ids, weights), logits), scores) in
+                rows.zip(self.buffers[moe.logits.0].chunks(moe.experts)).zip(scores)
+            {
+                kernels::top_k(scores, ids);
+                if moe.scores != moe.logits {
+                    kernels::by_logit(logits, ids);
+                }
+                kernels::router_weights(logits, &moe, ids, weights);
             }
         }
         self.routing = routing.clone();
@@ -348,21 +382,27 @@ impl Backend for Cpu {
         items.sort_by_key(|i| i.slot);
         for group in items.chunk_by(|a, b| a.slot == b.slot) {
             let extent = &self.slots[group[0].slot as usize];
+            let bias = |part: usize, rows: usize| -> Option<Vec<f32>> {
+                let at = shape.bias_offsets()?[part];
+                Some(pod_collect_to_vec(&extent[at..at + 4 * rows]))
+            };
+            let biases = [bias(0, width), bias(1, width), bias(2, hidden)];
+            let [for_gate, for_up, for_down] = biases.each_ref().map(|b| Then { bias: b.as_deref(), ..Then::STORE });
             let place = |i: &WorkItem| i.row as usize * moe.top_k + i.rank as usize;
             let pairs: Vec<_> = group.iter().map(|i| RowPair { x: i.row as usize, y: place(i) }).collect();
             let (gate, up) = (&mut self.expert_gate, &mut self.expert_up);
-            self.simd.matmul(&shape.gate, extent, x, gate, width, &pairs, Then::STORE, &mut self.scratch);
-            self.simd.matmul(&shape.up, &extent[up_at..], x, up, width, &pairs, Then::STORE, &mut self.scratch);
+            self.simd.matmul(&shape.gate, extent, x, gate, width, &pairs, for_gate, &mut self.scratch);
+            self.simd.matmul(&shape.up, &extent[up_at..], x, up, width, &pairs, for_up, &mut self.scratch);
             for pair in &pairs {
                 let row = pair.y * width..(pair.y + 1) * width;
                 for (g, u) in gate[row.clone()].iter_mut().zip(&up[row]) {
-                    *g = kernels::silu(*g) * u;
+                    *g = kernels::glu(moe.glu, *g, *u);
                 }
             }
             let pairs: Vec<_> = pairs.iter().map(|p| RowPair { x: p.y, y: p.y }).collect();
             let act = RowsRef { data: gate, stride: width };
             let out = &mut self.expert_out;
-            self.simd.matmul(&shape.down, &extent[down_at..], act, out, hidden, &pairs, Then::STORE, &mut self.scratch);
+            self.simd.matmul(&shape.down, &extent[down_at..], act, out, hidden, &pairs, for_down, &mut self.scratch);
         }
         Ok(())
     }
@@ -378,10 +418,11 @@ impl Backend for Cpu {
                 for rank in r * moe.top_k..(r + 1) * moe.top_k {
                     sum += self.routing.weights[rank] * self.expert_out[rank * hidden + i];
                 }
-                if let Some((shared, logit)) = moe.shared {
-                    sum += kernels::sigmoid(self.buffers[logit.0][r]) * self.buffers[shared.0][r * hidden + i];
+                if let Some(shared) = moe.shared {
+                    let out = self.buffers[shared.out.0][r * hidden + i];
+                    sum += shared.gate.map_or(out, |logit| kernels::sigmoid(self.buffers[logit.0][r]) * out);
                 }
-                *y += sum;
+                *y += moe.scale * sum;
             }
         }
         self.buffers[moe.y.0] = residual;

@@ -160,10 +160,13 @@ impl Gpu {
             } else {
                 ahead.ids.push(Vec::new());
             }
-            if ahead.stopped || layer + 1 == layers.end {
+            // A layer that does not route forecasts nothing.
+            if (ahead.stopped || layer + 1 == layers.end) && self.plan.layers[layer].moe.is_some() {
                 let after = layer + 1..self.layers.len().min(layer + 1 + foresee);
                 self.unpack_foreseen(after, forecasts);
                 ahead.foreseen = std::mem::take(&mut self.foreseen).1;
+            }
+            if ahead.stopped {
                 break;
             }
         }

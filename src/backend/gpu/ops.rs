@@ -5,7 +5,7 @@ use super::program::{Compiler, Grid, Id, Over, Pass, Step, attention_blocks, lin
 use super::shader::Variant;
 use super::tuning::{ATTENTION_BLOCK, ITEMS_A_TILE};
 use crate::error::{Error, Result};
-use crate::model::plan::{Buf, Moe, Op, StateSpec, Weight, WeightKind};
+use crate::model::plan::{Buf, Glu, Moe, Op, Pairs, Scoring, StateSpec, Weight, WeightKind};
 use crate::tensor::{DType, GROUP, Layout};
 
 /// Invocations of a workgroup in kernels without lanes.
@@ -108,29 +108,66 @@ impl Compiler<'_> {
                 out.push(self.step(variant, over, &[c, k, xs, ys], buffers, Box::new(move |_| [groups, 1, 1])));
             }
             Op::DeltaNet { .. } => self.delta_net(op, over, out)?,
-            Op::HeadNormRope { x, w, y, heads, dim, rotary, eps } => {
+            Op::GatedConv { x, w, y, state } => {
+                let StateSpec::Conv { channels, kernel } = self.plan.states[state.0] else {
+                    return Err(wrong_state("a convolution"));
+                };
+                let [c, k, xs, ys] = words([channels, kernel, self.activation(x).stride, self.activation(y).stride]);
+                let mut variant = plain("gated_conv");
+                variant.constants.push(("TAPS", k));
+                let buffers = vec![self.read(x), self.vector(w), self.state_of(state, 0, WRITE), self.write(y)];
+                let groups = c.div_ceil(WORKGROUP);
+                out.push(self.step(variant, over, &[c, xs, ys], buffers, Box::new(move |_| [groups, 1, 1])));
+            }
+            Op::HeadNormRope { x, w, y, heads, dim, rotary, pairs, eps } => {
                 let mut variant = self.lanes("head_norm_rope", self.tuning.norm_lanes, "reduce_tree");
                 variant.constants.push(("NORM", u32::from(w.is_some())));
+                variant.constants.push(("NEIGHBOURS", u32::from(pairs == Pairs::Neighbours)));
                 let table = self.plan.rope.filter(|_| rotary > 0);
                 let rotary = if table.is_some() { rotary } else { 0 };
                 let (xa, ya, ta) =
-                    (self.activation(x.buf), self.activation(y), self.activation(table.unwrap_or(x.buf)));
-                let op = words([heads, dim, rotary, xa.stride, x.offset, x.stride, ya.stride, 0, dim, ta.stride]);
+                    (self.activation(x.buf), self.activation(y.buf), self.activation(table.unwrap_or(x.buf)));
+                let (x_at, y_at) = ([xa.stride, x.offset, x.stride], [ya.stride, y.offset, y.stride]);
+                let op = [&words([heads, dim, rotary])[..], &words(x_at), &words(y_at), &words([ta.stride])].concat();
                 let op = [&op[..], &[eps.to_bits()]].concat();
                 // What a variant does not use is bound to something that exists.
                 let w = w.map_or(self.read(x.buf), |w| self.vector(w));
-                let buffers = vec![self.read(x.buf), w, self.read(table.unwrap_or(x.buf)), self.write(y)];
+                let buffers = vec![self.read(x.buf), w, self.read(table.unwrap_or(x.buf)), self.write(y.buf)];
                 let grid = self.parts_grid(heads);
                 out.push(self.step(variant, over, &op, buffers, grid));
             }
+            Op::Clamp { x, limit } => {
+                let xa = self.activation(x);
+                let op = [xa.stride as u32, xa.width as u32, limit.to_bits()];
+                out.push(self.step(plain("clamp"), over, &op, vec![self.write(x)], by_token(xa.width)));
+            }
             Op::KvAppend { k, v, state } => {
-                let StateSpec::Kv { heads, dim } = self.plan.states[state.0] else { return Err(wrong_state("a KV")) };
-                let padded = dim.next_multiple_of(4);
-                let (ks, vs) = (self.activation(k).stride, self.activation(v).stride);
-                let op = words([heads * dim, dim, padded, heads * padded, ks, vs]);
+                let StateSpec::Kv { heads, dim, value_dim } = self.plan.states[state.0] else {
+                    return Err(wrong_state("a KV"));
+                };
+                // Width, dimensions of a head, and what a head and a position take in the cache.
+                let plane = |dim: usize| {
+                    let padded = dim.next_multiple_of(4);
+                    words([heads * dim, dim, padded, heads * padded])
+                };
+                let strides = words([self.activation(k).stride, self.activation(v).stride]);
+                let op = [&plane(dim)[..], &plane(value_dim), &strides].concat();
                 let (keys, values) = (self.state_of(state, 0, WRITE), self.state_of(state, 1, WRITE));
                 let buffers = vec![self.read(k), self.read(v), keys, values];
-                out.push(self.step(plain("kv_append"), over, &op, buffers, by_token(heads * dim)));
+                out.push(self.step(plain("kv_append"), over, &op, buffers, by_token(heads * dim.max(value_dim))));
+            }
+            Op::RouterScores { logits, y, scoring, bias, groups } => {
+                let (la, ya) = (self.activation(logits), self.activation(y));
+                let (count, kept) = groups.unwrap_or((1, 1));
+                let op = words([ya.width, la.stride, ya.stride, ya.width / count, kept]);
+                let mut variant = plain("router_scores");
+                variant.constants.push(("SIGMOID", u32::from(scoring == Scoring::Sigmoid)));
+                variant.constants.push(("GROUPS", count as u32));
+                variant.constants.push(("BIAS_BINDING", 4));
+                variant.imports.push(bias_import(bias.is_some()));
+                let mut buffers = vec![self.read(logits), self.write(y)];
+                buffers.extend(bias.map(|bias| self.vector(bias)));
+                out.push(self.step(variant, over, &op, buffers, by_token(ya.width)));
             }
             Op::Attention { .. } => self.attention(op, over, out)?,
             Op::SiluMul { gate, up, y } => {
@@ -184,7 +221,8 @@ impl Compiler<'_> {
             let groups = self.row_groups(window.rows.len());
             let grid: Grid = Box::new(move |pass| [groups, pass.m.div_ceil(ITEMS_A_TILE as u32), 1]);
             let mut variant = self.multiplier("matmul", whole.dtype);
-            variant.imports.push(("bias", if bias.is_some() { "bias_vector" } else { "bias_none" }));
+            variant.constants.push(("BIAS_BINDING", 6));
+            variant.imports.push(bias_import(bias.is_some()));
             out.push(self.step(variant, over, &op, buffers, grid));
         }
         Ok(())
@@ -215,10 +253,15 @@ impl Compiler<'_> {
 
     /// Four kernels over batches of as many tokens as the scratch buffers hold.
     fn attention(&mut self, op: &Op, over: Over, out: &mut Vec<Step>) -> Result<()> {
-        let Op::Attention { q, gate, y, state, heads, scale } = *op else { unreachable!("by the caller") };
-        let StateSpec::Kv { heads: kv_heads, dim } = self.plan.states[state.0] else { return Err(wrong_state("a KV")) };
-        let (block, blocks, vectors) =
-            (ATTENTION_BLOCK as usize, attention_blocks(self.limits.context), dim.div_ceil(4));
+        let Op::Attention { q, gate, sinks, y, state, heads, scale, window } = *op else {
+            unreachable!("by the caller")
+        };
+        let StateSpec::Kv { heads: kv_heads, dim, value_dim } = self.plan.states[state.0] else {
+            return Err(wrong_state("a KV"));
+        };
+        let (block, blocks) = (ATTENTION_BLOCK as usize, attention_blocks(self.limits.context));
+        // Vectors of four that a head takes in the caches.
+        let (key_vectors, vectors) = (dim.div_ceil(4), value_dim.div_ceil(4));
         let (scores, stats, sums) = (4 * heads * blocks * block, 8 * heads * blocks, 16 * heads * blocks * vectors);
         let a_token = (scores + stats + sums) as u64;
         let batch = ((self.tuning.attention_scratch / a_token) as usize).clamp(1, self.limits.chunk);
@@ -227,12 +270,13 @@ impl Compiler<'_> {
         let sums = (self.scratch("attention sums", (batch * sums) as u64), WRITE);
         let read = |(id, _): (Id, bool)| (id, READ);
         let (keys, values) = (self.state_of(state, 0, READ), self.state_of(state, 1, READ));
+        let window = window.map_or(u32::MAX, |window| u32::try_from(window).unwrap_or(u32::MAX));
 
         for first in (0..self.limits.chunk).step_by(batch) {
             let strides = words([self.activation(q).stride, self.activation(y).stride]);
             let gates = gate.map_or([0; 3], |g| words([self.activation(g.buf).stride, g.offset, g.stride]));
-            let shape = words([heads, kv_heads, dim, vectors, blocks, first]);
-            let op = [&shape[..], &strides, &gates, &[scale.to_bits()]].concat();
+            let shape = words([heads, kv_heads, dim, key_vectors, value_dim, vectors, blocks, first]);
+            let op = [&shape[..], &strides, &gates, &[scale.to_bits(), window]].concat();
             let variant = |kernel| {
                 let mut variant = plain(kernel);
                 variant.constants.push(("BLOCK", ATTENTION_BLOCK));
@@ -257,20 +301,29 @@ impl Compiler<'_> {
             let grid = move |p: Pass| [(heads * vectors).div_ceil(WORKGROUP), tokens(p), 1];
             let mut combine = variant("attention_combine");
             combine.constants.push(("GATED", u32::from(gate.is_some())));
+            combine.constants.push(("SINKS", u32::from(sinks.is_some())));
             let gate = self.read(gate.map_or(q, |g| g.buf));
-            let buffers = vec![read(stats), read(sums), gate, self.write(y)];
+            let sinks = sinks.map_or(read(stats), |w| self.vector(w));
+            let buffers = vec![read(stats), read(sums), gate, sinks, self.write(y)];
             out.push(self.step(combine, over, &op, buffers, Box::new(grid)));
         }
         Ok(())
     }
 
     pub(super) fn router(&mut self, moe: &Moe) -> Result<[Step; 2]> {
-        let (logits, routed) = (self.activation(moe.logits), self.routed()?);
+        let (logits, scores, routed) = (self.activation(moe.logits), self.activation(moe.scores), self.routed()?);
+        let op = words([moe.experts, moe.top_k, scores.stride]);
+        let buffers = vec![(scores.id, READ), (routed.choice, WRITE)];
+        let rank = self.step(plain("router_rank"), Over::Chunk, &op, buffers, by_token(moe.experts));
+        let op = words([moe.experts, moe.top_k, logits.stride, routed.weights_at]);
+        let op = [&op[..], &[moe.renormalise.unwrap_or(0.0).to_bits(), moe.weight_scale.to_bits()]].concat();
+        let mut variant = plain("router_weights");
+        variant.constants.push(("SIGMOID", u32::from(moe.scoring == Scoring::Sigmoid)));
+        variant.constants.push(("RENORMALISE", u32::from(moe.renormalise.is_some())));
+        variant.constants.push(("REORDER", u32::from(moe.scores != moe.logits)));
         let buffers = vec![(logits.id, READ), (routed.choice, WRITE)];
-        let op = words([moe.experts, moe.top_k, logits.stride, routed.weights_at, usize::from(moe.renormalise)]);
-        let rank = self.step(plain("router_rank"), Over::Chunk, &op[..3], buffers.clone(), by_token(moe.experts));
         let grid: Grid = Box::new(|pass| [pass.m.div_ceil(WORKGROUP), 1, 1]);
-        Ok([rank, self.step(plain("router_weights"), Over::Chunk, &op, buffers, grid)])
+        Ok([rank, self.step(variant, Over::Chunk, &op, buffers, grid)])
     }
 
     pub(super) fn lookup(&mut self, layer: usize, moe: &Moe) -> Result<Step> {
@@ -296,6 +349,13 @@ impl Compiler<'_> {
         let (routed, x) = (self.routed()?, self.activation(moe.x));
         let shape = self.plan.expert.ok_or_else(no_experts)?;
         let [gate, up, down] = shape.offsets();
+        // In words of a slot.
+        let bias_at = shape.bias_offsets().unwrap_or_default().map(|bytes| bytes as u32 / 4);
+        let bias = u32::from(shape.bias);
+        let (glu, alpha, limit) = match moe.glu {
+            Glu::Silu => ("glu_silu", 0.0, 0.0),
+            Glu::Clamped { alpha, limit } => ("glu_clamped", alpha, limit),
+        };
         let padded = |width: usize| width.next_multiple_of(GROUP);
         let (inner, hidden) = (padded(shape.gate.rows), padded(shape.down.rows));
         let mut steps = Vec::new();
@@ -304,14 +364,18 @@ impl Compiler<'_> {
                 vec![(routed.work, READ), (routed.work, READ), (x, READ), (slots, READ), (slots, READ), (y, WRITE)]
             };
             let op = words([shape.gate.rows, moe.top_k, x.stride / GROUP, inner, arena]);
-            let op = [&matrix(&shape.gate, gate)[..], &matrix(&shape.up, up), &op].concat();
-            let variant = self.multiplier("expert_gate_up", shape.gate.dtype);
+            let ends = [bias_at[0], bias_at[1], alpha.to_bits(), limit.to_bits()];
+            let op = [&matrix(&shape.gate, gate)[..], &matrix(&shape.up, up), &op, &ends].concat();
+            let mut variant = self.multiplier("expert_gate_up", shape.gate.dtype);
+            variant.constants.push(("BIAS", bias));
+            variant.imports.push(("glu", glu));
             let grid = self.tiles_grid(shape.gate.rows);
             let gate_up = self.step(variant, Over::Chunk, &op, common(x.id, routed.inner), grid);
 
             let op = words([shape.down.rows, inner / GROUP, hidden, arena]);
-            let op = [&matrix(&shape.down, down)[..], &op].concat();
-            let variant = self.multiplier("expert_down", shape.down.dtype);
+            let op = [&matrix(&shape.down, down)[..], &op, &[bias_at[2]]].concat();
+            let mut variant = self.multiplier("expert_down", shape.down.dtype);
+            variant.constants.push(("BIAS", bias));
             let grid = self.tiles_grid(shape.down.rows);
             let down = self.step(variant, Over::Chunk, &op, common(routed.inner, routed.out), grid);
             steps.push([gate_up, down]);
@@ -331,13 +395,18 @@ impl Compiler<'_> {
     pub(super) fn combine(&mut self, moe: &Moe) -> Result<Step> {
         let (routed, y) = (self.routed()?, self.activation(moe.y));
         let hidden = self.plan.expert.ok_or_else(no_experts)?.down.rows;
-        let strides = moe.shared.map_or([0; 2], |(x, g)| [x, g].map(|b| self.activation(b).stride));
+        let gate = moe.shared.and_then(|shared| shared.gate);
+        let stride = |buf: Option<Buf>| buf.map_or(0, |buf| self.activation(buf).stride);
+        let strides = [stride(moe.shared.map(|shared| shared.out)), stride(gate)];
         let padded = hidden.next_multiple_of(GROUP);
         let op = words([hidden, moe.top_k, routed.weights_at, padded, y.stride, strides[0], strides[1]]);
+        let op = [&op[..], &[moe.scale.to_bits()]].concat();
         let mut variant = plain("moe_combine");
         variant.constants.push(("SHARED", u32::from(moe.shared.is_some())));
+        variant.constants.push(("SHARED_GATE", u32::from(gate.is_some())));
         let out = (routed.out, READ);
-        let [shared, gate] = moe.shared.map_or([out; 2], |(x, g)| [self.read(x), self.read(g)]);
+        let shared = moe.shared.map_or(out, |shared| self.read(shared.out));
+        let gate = gate.map_or(out, |gate| self.read(gate));
         let buffers = vec![(routed.choice, READ), out, shared, gate, self.write(moe.y)];
         Ok(self.step(variant, Over::Chunk, &op, buffers, by_token(hidden)))
     }
@@ -345,6 +414,11 @@ impl Compiler<'_> {
     fn routed(&self) -> Result<super::program::Routed> {
         self.program.routed.ok_or_else(no_experts)
     }
+}
+
+/// What stands behind a kernel's import of `bias`.
+fn bias_import(has: bool) -> (&'static str, &'static str) {
+    ("bias", if has { "bias_vector" } else { "bias_none" })
 }
 
 fn wrong_state(expected: &str) -> Error {

@@ -381,9 +381,9 @@ impl<'a> Compiler<'a> {
         let context = self.limits.context;
         let mut state = |label: &str, floats: usize| self.buffer(label, 4 * floats as u64, Usage::Storage);
         match spec {
-            StateSpec::Kv { heads, dim } => {
-                let floats = context * heads * dim.next_multiple_of(4);
-                vec![state("keys", floats), state("values", floats)]
+            StateSpec::Kv { heads, dim, value_dim } => {
+                let floats = |dim: usize| context * heads * dim.next_multiple_of(4);
+                vec![state("keys", floats(dim)), state("values", floats(value_dim))]
             }
             StateSpec::Conv { .. } => vec![state("convolution state", spec.len(0).max(1))],
             StateSpec::Delta { .. } => vec![state("recurrent state", spec.len(0))],

@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 
-use super::experts::{MoeCase, Shape, moe_case, run_layer};
+use super::experts::{MoeCase, Shape, moe_case, rules, run_layer};
 use super::model::{EXPERTS, HIDDEN, Model, TOP_K, forward, model, run_all};
 use super::*;
 use crate::backend::gpu::program::Id;
@@ -127,12 +127,12 @@ proptest! {
     #[test]
     fn lookup(
         seed: u64, dtype in proptest::sample::select(&DType::ALL), experts in 1usize..30, top_k in 1usize..6,
-        extra in 0usize..30, width in 1usize..40, renormalise: bool, shared: bool, chunk in 1usize..9,
+        extra in 0usize..30, width in 1usize..40, rule in rules(), shared: bool, chunk in 1usize..9,
         more in 0usize..10, arena in 8usize..17, lanes: bool,
     ) {
         let top_k = top_k.min(experts);
         let (hidden, slots) = (experts + extra, experts.min(chunk * top_k) + more);
-        let shape = Shape { dtype, experts, top_k, hidden, width, renormalise, shared, chunk, slots };
+        let shape = Shape { dtype, experts, top_k, hidden, width, rule, shared, chunk, slots };
         check_lookup(seed, shape, Tuning { max_binding: (arena * 4096) as u64, ..Tuning::new(lanes) });
     }
 }

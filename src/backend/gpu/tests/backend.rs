@@ -8,7 +8,7 @@ fn small_case() -> Case {
     let (x, y) = (c.input(40), c.buffer(50));
     let w = c.matrix(DType::Q4, 50, 40);
     let (k, v) = (c.input(6), c.input(6));
-    let state = c.state(StateSpec::Kv { heads: 1, dim: 6 });
+    let state = c.state(StateSpec::Kv { heads: 1, dim: 6, value_dim: 6 });
     c.mix.push(Op::matmul(x, w, y));
     c.mix.push(Op::KvAppend { k, v, state });
     c.finish(y, limits(20, 4))

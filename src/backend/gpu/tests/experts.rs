@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::backend::{Place, Routing, WorkItem};
 use crate::flash::Bytes;
-use crate::model::plan::{ExpertShape, Moe};
+use crate::model::plan::{ExpertShape, Glu, Moe, Scoring, SharedExpert};
 
 /// A layer that routes by its first inputs, with the bytes of its experts.
 pub(super) struct MoeCase {
@@ -20,10 +20,28 @@ pub(super) struct Shape {
     pub(super) top_k: usize,
     pub(super) hidden: usize,
     pub(super) width: usize,
-    pub(super) renormalise: bool,
+    pub(super) rule: Rule,
     pub(super) shared: bool,
     pub(super) chunk: usize,
     pub(super) slots: usize,
+}
+
+/// How a layer routes and what its experts are, among what architectures have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rule {
+    /// Softmax over all experts, or over the chosen.
+    Softmax,
+    Renormalised,
+    /// σ with a bias for the choice, an ungated shared expert, all scaled.
+    Sigmoid,
+    /// The best of groups, if there are groups.
+    Grouped,
+    /// Renormalised, with biases and clamped activations in the experts.
+    Biased,
+}
+
+pub(super) fn rules() -> impl Strategy<Value = Rule> {
+    proptest::sample::select(&[Rule::Softmax, Rule::Renormalised, Rule::Sigmoid, Rule::Grouped, Rule::Biased])
 }
 
 pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
@@ -33,23 +51,57 @@ pub(super) fn moe_case(seed: u64, s: Shape) -> MoeCase {
     let x = c.buffer(s.hidden);
     let shared = s.shared.then(|| (c.buffer(s.hidden), c.buffer(1)));
     let heads = Heads { buf: c.residual, offset: 0, stride: 0 };
-    c.mix.push(Op::HeadNormRope { x: heads, w: None, y: x, heads: 1, dim: s.hidden, rotary: 0, eps: 0.0 });
+    c.mix.push(copy_columns(heads, x, s.hidden));
     let mut shared_ops = Vec::new();
     if let Some((out, gate)) = shared {
         let (w, g) = (c.matrix(DType::F32, s.hidden, s.hidden), c.matrix(DType::F32, 1, s.hidden));
         shared_ops.push(Op::matmul(x, w, out));
         shared_ops.push(Op::matmul(x, g, gate));
     }
-    let shape = ExpertShape::new(s.dtype, s.hidden, s.width);
+    let bias = (s.rule == Rule::Sigmoid).then(|| c.vector(s.experts, 0.0));
+    let halves = (s.experts.is_multiple_of(2) && s.top_k <= s.experts / 2).then_some((2, 1));
+    let (scoring, groups) = match s.rule {
+        Rule::Sigmoid => (Scoring::Sigmoid, None),
+        Rule::Grouped => (Scoring::Softmax, halves),
+        _ => (Scoring::Softmax, None),
+    };
+    let mut scores = logits;
+    if bias.is_some() || groups.is_some() {
+        scores = c.buffer(s.experts);
+        c.mix.push(Op::RouterScores { logits, y: scores, scoring, bias, groups });
+    }
+    let shape = ExpertShape::new(s.dtype, s.hidden, s.width, s.rule == Rule::Biased);
     let mut expert = || {
         let parts = [shape.gate, shape.up, shape.down];
         let mut bytes: Vec<u8> =
             parts.iter().flat_map(|l| encode(l, "", &c.random.values(l.rows * l.cols)).unwrap()).collect();
+        for (at, rows) in shape.bias_offsets().into_iter().flatten().zip([s.width, s.width, s.hidden]) {
+            bytes.resize(at, 0);
+            bytes.extend(bytemuck::cast_slice(&c.random.values(rows)));
+        }
         bytes.resize(bytes.len().next_multiple_of(4096), 0);
         Bytes::Owned(bytes)
     };
     let experts = (0..s.experts).map(|_| expert()).collect();
-    let moe = Moe { logits, x, y: c.residual, experts: s.experts, top_k: s.top_k, renormalise: s.renormalise, shared };
+    let shared = shared.map(|(out, gate)| SharedExpert { out, gate: (s.rule != Rule::Sigmoid).then_some(gate) });
+    let moe = Moe {
+        logits,
+        scores,
+        x,
+        y: c.residual,
+        experts: s.experts,
+        top_k: s.top_k,
+        scoring,
+        renormalise: match s.rule {
+            Rule::Softmax | Rule::Grouped => None,
+            Rule::Sigmoid => Some(1e-6),
+            Rule::Renormalised | Rule::Biased => Some(0.0),
+        },
+        weight_scale: if s.rule == Rule::Grouped { 1.5 } else { 1.0 },
+        glu: if s.rule == Rule::Biased { Glu::Clamped { alpha: 1.7, limit: 0.8 } } else { Glu::Silu },
+        shared,
+        scale: if s.rule == Rule::Sigmoid { 0.5 } else { 1.0 },
+    };
     let layer = Layer { mix: c.mix, shared: shared_ops, moe: Some(moe), ..Layer::default() };
     let limits = Limits { context: 64, chunk: s.chunk, head_rows: 1, slots: s.slots, checkpoints: 0 };
     let mut plan = plan(c.parts, c.residual, s.hidden, vec![layer]);
@@ -134,16 +186,16 @@ pub(super) fn check_moe(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 12, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 30, max_shrink_iters: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn experts(
         seed: u64, dtype in proptest::sample::select(&DType::ALL), experts in 1usize..20, top_k in 1usize..6,
-        extra in 0usize..60, width in 1usize..50, renormalise: bool, shared: bool, tokens in 1usize..9,
+        extra in 0usize..60, width in 1usize..50, rule in rules(), shared: bool, tokens in 1usize..9,
         slots in 1usize..12, lanes: bool,
     ) {
         let (top_k, hidden) = (top_k.min(experts), experts + extra);
-        let shape = Shape { dtype, experts, top_k, hidden, width, renormalise, shared, chunk: tokens, slots };
+        let shape = Shape { dtype, experts, top_k, hidden, width, rule, shared, chunk: tokens, slots };
         check_moe(seed, shape, tokens, Tuning::new(lanes), close);
     }
 }
@@ -157,7 +209,7 @@ fn experts_in_arenas() {
         top_k: 3,
         hidden: 33,
         width: 20,
-        renormalise: true,
+        rule: Rule::Renormalised,
         shared: true,
         chunk: 40,
         slots: 35,
@@ -181,7 +233,7 @@ fn submissions_of_a_layer() {
         top_k: 2,
         hidden: 32,
         width: 32,
-        renormalise: true,
+        rule: Rule::Renormalised,
         shared: true,
         chunk: 1,
         slots: 4,

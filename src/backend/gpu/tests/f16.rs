@@ -7,7 +7,7 @@
 
 use proptest::prelude::*;
 
-use super::experts::{MoeCase, Shape, check_moe, moe_case};
+use super::experts::{MoeCase, Rule, Shape, check_moe, moe_case};
 use super::*;
 use crate::backend::Routing;
 use crate::flash::Bytes;
@@ -88,7 +88,8 @@ proptest! {
     ) {
         let (top_k, hidden) = (top_k.min(experts), experts + extra);
         let (renormalise, shared, chunk) = (true, false, tokens);
-        let shape = Shape { dtype, experts, top_k, hidden, width, renormalise, shared, chunk, slots };
+        let rule = if renormalise { Rule::Renormalised } else { Rule::Softmax };
+        let shape = Shape { dtype, experts, top_k, hidden, width, rule, shared, chunk, slots };
         if let Some(tuning) = f16_tunings().get(usize::from(lanes)) {
             check_moe(seed, shape, tokens, *tuning, experts_within);
         }
@@ -177,7 +178,7 @@ fn experts_do_not_overflow() {
         top_k: 2,
         hidden: 40,
         width: 33,
-        renormalise: true,
+        rule: Rule::Renormalised,
         shared: false,
         chunk: 2,
         slots: 3,

@@ -19,7 +19,9 @@ use super::tuning::Tuning;
 use super::{Device, Gpu};
 use crate::backend::Backend;
 use crate::backend::cpu::Cpu;
-use crate::model::plan::{Buf, Builder, Heads, Layer, Limits, Map, Op, Plan, State, StateSpec, Weight, WeightKind};
+use crate::model::plan::{
+    Buf, Builder, Heads, Layer, Limits, Map, Op, Pairs, Plan, State, StateSpec, Weight, WeightKind,
+};
 use crate::tensor::{DType, Layout, encode};
 
 /// The adapter all tests share. Without one the tests fail, unless `OUTRIDER_SKIP_GPU_TESTS` says that is expected.
@@ -134,7 +136,7 @@ impl CaseBuilder {
         let y = self.buffer(width);
         let x = Heads { buf: self.residual, offset: self.inputs, stride: width };
         self.inputs += width;
-        self.mix.push(Op::HeadNormRope { x, w: None, y, heads: 1, dim: width, rotary: 0, eps: 0.0 });
+        self.mix.push(copy_columns(x, y, width));
         y
     }
 
@@ -176,6 +178,12 @@ impl CaseBuilder {
     }
 }
 
+/// Copies columns to the whole of a buffer.
+fn copy_columns(x: Heads, y: Buf, dim: usize) -> Op {
+    let y = Heads::side_by_side(y, dim);
+    Op::HeadNormRope { x, w: None, y, heads: 1, dim, rotary: 0, pairs: Pairs::Halves, eps: 0.0 }
+}
+
 /// A plan without a head worth the name.
 fn plan(mut parts: Builder, residual: Buf, hidden: usize, layers: Vec<Layer>) -> Plan {
     parts.buffers[residual.0].width = hidden;
@@ -191,6 +199,7 @@ fn plan(mut parts: Builder, residual: Buf, hidden: usize, layers: Vec<Layer>) ->
         residual,
         inv_freq: Vec::new(),
         rope_scale: 1.0,
+        embedding_scale: 1.0,
         rope: None,
         layers,
         expert: None,

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::plan::Heads;
+use crate::model::plan::{Heads, Scoring};
 
 const TOLERANCE: f32 = 2e-6;
 
@@ -71,27 +71,61 @@ proptest! {
     #[test]
     fn head_norm_rope(
         seed: u64, heads in 1usize..5, dim in 1usize..70, half in 0usize..35, gap in 0usize..9, norm: bool,
-        tokens in 1usize..9,
+        pairs in proptest::sample::select(&[Pairs::Halves, Pairs::Neighbours]), tokens in 1usize..9,
     ) {
         let half = half.min(dim / 2);
         let mut c = CaseBuilder::new(seed);
-        let (x, y) = (c.input(1 + heads * (dim + gap)), c.buffer(heads * dim));
+        let (x, y) = (c.input(1 + heads * (dim + gap)), c.input(2 + heads * (dim + 1)));
         let w = norm.then(|| c.vector(dim, 1.0));
-        let x = Heads { buf: x, offset: 1, stride: dim + gap };
-        c.mix.push(Op::HeadNormRope { x, w, y, heads, dim, rotary: 2 * half, eps: 1e-6 });
+        // All heads from one place, now and then; and what lies between the heads of y stays.
+        let x = Heads { buf: x, offset: 1, stride: if gap == 0 { 0 } else { dim + gap } };
+        let to = Heads { buf: y, offset: 2, stride: dim + 1 };
+        c.mix.push(Op::HeadNormRope { x, w, y: to, heads, dim, rotary: 2 * half, pairs, eps: 1e-6 });
         let rope = (half > 0).then(|| c.parts.buffer("rope", 2 * half));
         let inv_freq = (0..half).map(|i| 1.0 / (1.0 + 3.0 * i as f32)).collect();
         let mut case = c.finish(y, limits(64, 4));
-        (case.plan.rope, case.plan.inv_freq) = (rope, inv_freq);
+        (case.plan.rope, case.plan.inv_freq, case.plan.rope_scale) = (rope, inv_freq, 1.25);
         check(&case, tokens, seed, TOLERANCE);
     }
 
     #[test]
     fn attention(
-        seed: u64, kv_heads in 1usize..4, per_kv in 1usize..4, dim in 1usize..40, gated: bool, tokens in 1usize..12,
+        seed: u64, kv_heads in 1usize..4, per_kv in 1usize..4, dim in 1usize..40, value_dim in 1usize..40, gated: bool,
+        sinks: bool, window in prop_oneof![Just(None), (1usize..9).prop_map(Some)], tokens in 1usize..12,
     ) {
-        let (case, _) = attention_case(seed, kv_heads, per_kv, dim, gated, limits(64, 7));
-        check(&case, tokens, seed, TOLERANCE);
+        let shape = AttentionShape { kv_heads, per_kv, dim, value_dim, gated, sinks, window };
+        check(&attention_case(seed, shape, limits(64, 7)), tokens, seed, TOLERANCE);
+    }
+
+    #[test]
+    fn clamp(seed: u64, width in 1usize..150, tokens in 1usize..9) {
+        let mut c = CaseBuilder::new(seed);
+        let x = c.input(width);
+        c.mix.push(Op::Clamp { x, limit: 0.4 });
+        check(&c.finish(x, limits(64, 5)), tokens, seed, TOLERANCE);
+    }
+
+    #[test]
+    fn gated_conv(seed: u64, channels in 1usize..150, kernel in 1usize..6, tokens in 1usize..12) {
+        let mut c = CaseBuilder::new(seed);
+        let (x, y) = (c.input(3 * channels), c.buffer(channels));
+        let (w, state) = (c.vector(channels * kernel, 0.0), c.state(StateSpec::Conv { channels, kernel }));
+        c.mix.push(Op::GatedConv { x, w, y, state });
+        check(&c.finish(y, limits(64, 6)), tokens, seed, TOLERANCE);
+    }
+
+    #[test]
+    fn router_scores(
+        seed: u64, groups in 1usize..6, size in 1usize..30, kept in 1usize..6, biased: bool, sigmoid: bool,
+        tokens in 1usize..9,
+    ) {
+        let mut c = CaseBuilder::new(seed);
+        let (logits, y) = (c.input(groups * size), c.buffer(groups * size));
+        let bias = biased.then(|| c.vector(groups * size, 0.0));
+        let scoring = if sigmoid { Scoring::Sigmoid } else { Scoring::Softmax };
+        let groups = (groups > 1).then_some((groups, kept.min(groups)));
+        c.mix.push(Op::RouterScores { logits, y, scoring, bias, groups });
+        check(&c.finish(y, limits(64, 5)), tokens, seed, TOLERANCE);
     }
 
     #[test]
@@ -103,23 +137,35 @@ proptest! {
     }
 }
 
-fn attention_case(seed: u64, kv_heads: usize, per_kv: usize, dim: usize, gated: bool, limits: Limits) -> (Case, usize) {
+struct AttentionShape {
+    kv_heads: usize,
+    per_kv: usize,
+    dim: usize,
+    value_dim: usize,
+    gated: bool,
+    sinks: bool,
+    window: Option<usize>,
+}
+
+fn attention_case(seed: u64, shape: AttentionShape, limits: Limits) -> Case {
+    let AttentionShape { kv_heads, per_kv, dim, value_dim, gated, sinks, window } = shape;
     let mut c = CaseBuilder::new(seed);
     let heads = kv_heads * per_kv;
     let q = c.input(heads * dim);
-    let (k, v) = (c.input(kv_heads * dim), c.input(kv_heads * dim));
-    let gate = gated.then(|| Heads { buf: c.input(heads * (dim + 3)), offset: 2, stride: dim + 3 });
-    let state = c.state(StateSpec::Kv { heads: kv_heads, dim });
-    let y = c.buffer(heads * dim);
+    let (k, v) = (c.input(kv_heads * dim), c.input(kv_heads * value_dim));
+    let gate = gated.then(|| Heads { buf: c.input(heads * (value_dim + 3)), offset: 2, stride: value_dim + 3 });
+    let sinks = sinks.then(|| c.vector(heads, 1.0));
+    let state = c.state(StateSpec::Kv { heads: kv_heads, dim, value_dim });
+    let y = c.buffer(heads * value_dim);
     c.mix.push(Op::KvAppend { k, v, state });
-    c.mix.push(Op::Attention { q, gate, y, state, heads, scale: 2.0 });
-    (c.finish(y, limits), heads)
+    c.mix.push(Op::Attention { q, gate, sinks, y, state, heads, scale: 2.0, window });
+    c.finish(y, limits)
 }
 
 /// Several blocks of keys, in batches that straddle their borders, and with scratch space for one token only.
-#[test]
-fn attention_over_blocks() {
-    let (case, _) = attention_case(7, 2, 3, 20, true, limits(300, 90));
+fn check_blocks(window: Option<usize>, sinks: bool) {
+    let shape = AttentionShape { kv_heads: 2, per_kv: 3, dim: 20, value_dim: 12, gated: true, sinks, window };
+    let case = attention_case(7, shape, limits(300, 90));
     check(&case, 290, 11, TOLERANCE);
     let rows = Random::new(5).values(290 * case.plan.hidden);
     let sizes = [90, 60, 90, 50];
@@ -129,6 +175,18 @@ fn attention_over_blocks() {
         assert!(roomy.workspace_bytes() > tight.workspace_bytes());
         assert!(same_bits(&run(&mut roomy, &rows, &sizes), &run(&mut tight, &rows, &sizes)));
     }
+}
+
+#[test]
+fn attention_over_blocks() {
+    check_blocks(None, false);
+}
+
+/// Windows that begin within a block, and at its first key.
+#[test]
+fn attention_over_a_window() {
+    check_blocks(Some(128), true);
+    check_blocks(Some(17), false);
 }
 
 /// A matrix that is larger than a binding gives the same bits as one that is not.

@@ -1,0 +1,3 @@
+fn glu(gate: f32, up: f32) -> f32 {
+    return silu(gate) * up;
+}
