@@ -248,7 +248,7 @@ fn metadata_must_be_there_and_fit() {
     }
     refused(|f| f.remove("qwen35moe.attention.layer_norm_rms_epsilon"), "format", &["epsilon", "missing"]);
     refused(|f| f.set("qwen35moe.attention.value_length", Value::U32(16)), "format", &["values are not as long"]);
-    refused(|f| f.set("qwen35moe.rope.scaling.type", Value::text("yarn")), "format", &["rope_type"]);
+    refused(|f| f.set("qwen35moe.rope.scaling.type", Value::text("yarn")), "format", &["no `factor`"]);
     refused(|f| f.set("qwen35moe.attention.recurrent_layers", Value::Bools(vec![true])), "format", &["1 of 4 layers"]);
     refused(|f| f.set("qwen35moe.attention.recurrent_layers", Value::I32s(vec![1; 4])), "format", &["true and false"]);
     refused(|f| f.set("qwen35moe.attention.head_count", Value::I32s(vec![4, 4, 2, 4])), "format", &["same size"]);
