@@ -71,6 +71,10 @@ impl Source<'_> {
     fn expert_by_turns(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<Expert> {
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
         let [gate_up, down] = self.experts.fused(layer);
+        if self.checkpoint.find(&format!("{gate_up}_blocks")).is_some() {
+            let reason = "its experts are stored as MXFP4, which is not read; convert the checkpoint to bf16 first";
+            return Err(Error::format("checkpoint", reason));
+        }
         let read = |name: &str, own: &[usize]| {
             let shape = &self.checkpoint.tensor(name)?.shape;
             if shape.get(1..) != Some(own) || shape[0] <= expert {
