@@ -6,6 +6,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::rc::Rc;
 
 use checkpoints::{Tensors, WEIGHTS, checkpoint, contents, save, with_tensors};
 use common::{engine, forward, on, pack};
@@ -153,5 +154,36 @@ fn unpacking_gives_the_plain_form() {
         let back = round_trip(form.path());
         assert_eq!(names(back.path()), plain);
         assert_eq!(logits(back.path()), expected);
+    }
+}
+
+/// Whatever names an architecture has and however it stores its experts, a pack in f32 gives back what it was made of.
+#[test]
+fn every_architecture_is_unpacked_as_it_was() {
+    let names = [
+        "deepseek_v2/a",
+        "gpt_oss/a",
+        "granitemoe/a",
+        "lfm2_moe/a",
+        "llama/a",
+        "olmoe/a",
+        "qwen3/a",
+        "qwen3_moe/b",
+        "qwen3_next/a",
+    ];
+    for name in names {
+        let from = common::repository("tests/data/golden").join(name);
+        let pack = pollster::block_on(Pack::open(Rc::new(pack(&from, DType::F32, DType::F32)))).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let sink = DirectorySink::new(dir.path(), Replace::Nothing).unwrap();
+        pollster::block_on(unpack(&pack, sink, |_, _| ())).unwrap();
+        let (before, after) = (Checkpoint::open(&from).unwrap(), Checkpoint::open(dir.path()).unwrap());
+        let tensors = |c: &Checkpoint| c.tensors().map(|(name, _)| name.to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(tensors(&before), tensors(&after), "{name}");
+        for (tensor, about) in before.tensors() {
+            assert_eq!(after.tensor(tensor).unwrap().shape, about.shape, "{name}: {tensor}");
+            let values = |c: &Checkpoint| c.values(tensor, 0, about.len()).unwrap();
+            assert!(values(&before) == values(&after), "{name}: {tensor}");
+        }
     }
 }

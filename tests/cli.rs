@@ -114,9 +114,13 @@ fn a_checkpoint_goes_into_a_pack_and_back() {
 type Results = BTreeMap<String, (Vec<usize>, Vec<u8>, Dtype)>;
 
 fn results(model: &Path, args: &[&str]) -> (Results, Output) {
+    results_on("cpu", model, args)
+}
+
+fn results_on(backend: &str, model: &Path, args: &[&str]) -> (Results, Output) {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.safetensors");
-    let out = works(&[&["logits", text(model), "--backend", "cpu", "--out", text(&file)], args].concat());
+    let out = works(&[&["logits", text(model), "--backend", backend, "--out", text(&file)], args].concat());
     let bytes = std::fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let read = |name: &str| {
@@ -478,4 +482,22 @@ fn chat_begins_with_what_the_last_one_used() {
     assert!(run(&[]) == cold);
     let partial = |e: &std::fs::DirEntry| e.file_name().to_string_lossy().ends_with(".partial");
     assert!(!std::fs::read_dir(dir.path()).unwrap().flatten().any(|e| partial(&e)), "something is left behind");
+}
+
+/// A model without experts goes through every command as others do.
+#[test]
+fn a_dense_model_is_packed_and_runs() {
+    let place = tempfile::tempdir().unwrap();
+    let (from, packed) = (repository("tests/data/golden/qwen3/a"), place.path().join("pack"));
+    assert!(pack(&from, &packed, &["--quant", "q8"]).status.success());
+    let out = works(&["inspect", text(&packed)]).stdout;
+    for line in ["architecture  qwen3", "experts       none", "budget        at least"] {
+        assert!(out.lines().any(|l| l.starts_with(line)), "no `{line}` in:\n{out}");
+    }
+    works(&["verify", text(&packed)]);
+    let of = |backend: &str| results_on(backend, &packed, &["--tokens", "1,2,3,200", "--greedy", "4"]).0;
+    let (cpu, gpu) = (of("cpu"), of("gpu"));
+    let logits = |of: &Results| bytemuck::pod_collect_to_vec::<u8, f32>(&of["logits"].1);
+    assert!(common::max_difference(&logits(&cpu), &logits(&gpu)) < 2e-3);
+    assert_eq!(cpu["greedy"], gpu["greedy"]);
 }

@@ -311,6 +311,42 @@ fn decode(layout: &Layout, bytes: &[u8]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::{BackendChoice, Options};
+
+    /// Forecasts go by what each architecture chooses by: from its own state a router names what it chose, in every layer.
+    #[test]
+    fn every_router_foresees_itself() {
+        let tokens: Vec<u32> = (0..37).map(|i| 2 + (i * 97 + i * i * 31) % 250).collect();
+        let models =
+            ["qwen3_5_moe/a", "qwen3_moe/b", "olmoe/a", "granitemoe/a", "gpt_oss/a", "lfm2_moe/a", "deepseek_v2/a"];
+        let cases = models.iter().flat_map(|m| [(m, BackendChoice::Cpu), (m, BackendChoice::Gpu)]);
+        for (model, backend) in cases {
+            let place = format!("{}/tests/data/golden/{model}", env!("CARGO_MANIFEST_DIR"));
+            let options = Options { backend, ..Options::default() };
+            let pass = pollster::block_on(async {
+                let pack = crate::import::open_model(&place).await?;
+                let mut engine = Engine::load(pack, &options, |_, _| ()).await?;
+                Ok::<_, Error>(engine.observe(&tokens, 0).await?.pass)
+            });
+            let pass = match pass {
+                Err(Error::NoGpu(_)) if std::env::var_os("OUTRIDER_SKIP_GPU_TESTS").is_some() => continue,
+                pass => pass.unwrap(),
+            };
+            let mut routed = 0;
+            for (layer, ids) in pass.ids.iter().enumerate().filter(|(_, ids)| !ids.is_empty()) {
+                let scores = own_scores(&pass, layer);
+                let (experts, top_k) = (scores.len() / tokens.len(), ids.len() / tokens.len());
+                for (scores, ids) in scores.chunks_exact(experts).zip(ids.chunks_exact(top_k)) {
+                    let mut order: Vec<u32> = (0..experts as u32).collect();
+                    order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
+                    let chosen: std::collections::BTreeSet<u32> = ids.iter().copied().collect();
+                    assert_eq!(chosen, order[..top_k].iter().copied().collect(), "{model}, layer {layer}");
+                }
+                routed += 1;
+            }
+            assert!(routed > 1, "{model}");
+        }
+    }
 
     #[test]
     fn a_control_that_misses_anything_is_an_error() {

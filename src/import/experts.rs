@@ -77,6 +77,10 @@ impl Source<'_> {
     async fn expert_by_turns(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<Expert> {
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
         let [gate_up, down] = &self.experts.fused(layer);
+        if self.checkpoint.find(&format!("{gate_up}_blocks")).is_some() {
+            let reason = "its experts are stored as MXFP4, which is not read; convert the checkpoint to bf16 first";
+            return Err(Error::format("checkpoint", reason));
+        }
         let both = self.part_of(gate_up, expert, &[hidden, 2 * width]).await?;
         let turn = |values: &[f32], turn: usize| values.iter().skip(turn).step_by(2).copied().collect::<Vec<f32>>();
         let [gate, up] = [0, 1].map(|which| transposed(&turn(&both, which), width));

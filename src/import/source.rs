@@ -33,11 +33,15 @@ impl Precision {
 
 /// Small matrices that decide much: which experts run, how fast a state decays. They are stored one step finer than the
 /// rest of the core.
-const DELICATE: [&str; 4] = [
+const DELICATE: [&str; 8] = [
     ".mlp.gate.weight",
+    ".mlp.router.weight",
+    ".router.layer.weight",
+    ".feed_forward.gate.weight",
     ".mlp.shared_expert_gate.weight",
     ".linear_attn.in_proj_a.weight",
     ".linear_attn.in_proj_b.weight",
+    ".linear_attn.in_proj_ba.weight",
 ];
 
 /// A checkpoint seen as the tensors of a pack.

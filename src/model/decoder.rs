@@ -1,11 +1,13 @@
 //! What the decoders of all architectures are made of. Buffers are shared by the layers, which use them one after the
 //! other.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::plan::{
-    Buf, Builder, Glu, Heads, Layer, Map, Moe, Op, Pairs, Plan, RowsOf, Scoring, SharedExpert, StateSpec, Weight,
+    Buf, Builder, Glu, Heads, Layer, Map, Moe, Op, Pairs, Plan, Scoring, SharedExpert, StateSpec, Weight,
 };
 use super::rope::{Defaults, Rope};
 use super::{Shaped, Tensors, bad_config, check_dims};
@@ -20,8 +22,12 @@ pub(super) struct Base {
     pub num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
-    #[serde(alias = "norm_eps")]
-    pub rms_norm_eps: f32,
+    rms_norm_eps: Option<f32>,
+    /// What some architectures call it.
+    norm_eps: Option<f32>,
+    /// The one that is given.
+    #[serde(skip)]
+    eps: f32,
     hidden_act: Option<String>,
     #[serde(default)]
     pub attention_bias: bool,
@@ -29,7 +35,9 @@ pub(super) struct Base {
 
 impl Base {
     pub fn read(config: &Value) -> Result<Base> {
-        let c = Base::deserialize(config).map_err(bad_config)?;
+        let mut c = Base::deserialize(config).map_err(bad_config)?;
+        let missing = || bad_config("missing field `rms_norm_eps`");
+        c.eps = c.rms_norm_eps.or(c.norm_eps).ok_or_else(missing)?;
         check_dims(&[
             ("vocab_size", c.vocab_size),
             ("hidden_size", c.hidden_size),
@@ -188,7 +196,7 @@ impl Experts {
         if let Some((groups, kept)) = self.router.groups {
             check_dims(&[("n_group", groups), ("topk_group", kept)])?;
             multiple(self.count, groups, "experts to groups")?;
-            if kept > groups || self.top_k > kept * (self.count / groups) {
+            if kept > groups || self.top_k > kept.saturating_mul(self.count / groups) {
                 return Err(bad_config("`topk_group` groups hold fewer than `num_experts_per_tok` experts"));
             }
         }
@@ -229,7 +237,7 @@ impl<'a> Decoder<'a> {
             s: Shaped { tensors, parts },
             vocab: base.vocab_size,
             hidden: base.hidden_size,
-            eps: base.rms_norm_eps,
+            eps: base.eps,
             norms,
             residual,
             normed,
@@ -265,10 +273,17 @@ impl<'a> Decoder<'a> {
         Ok(Op::MatMul { x, w, bias, y, scale: 1.0, add: false })
     }
 
-    /// A linear layer whose weights are some rows of a tensor.
-    pub fn linear_of(&mut self, name: &str, rows: RowsOf, x: Buf, y: Buf) -> Result<Op> {
+    /// A linear layer whose weights are some rows of a tensor that has `whole`.
+    pub fn linear_of(
+        &mut self,
+        name: &str,
+        whole: usize,
+        rows: impl FnOnce() -> Vec<Range<usize>>,
+        x: Buf,
+        y: Buf,
+    ) -> Result<Op> {
         let cols = self.width(x);
-        Ok(Op::matmul(x, self.s.matrix_of(format!("{name}.weight"), rows, cols)?, y))
+        Ok(Op::matmul(x, self.s.matrix_of(format!("{name}.weight"), whole, cols, rows)?, y))
     }
 
     /// A linear layer whose output is added to the residual.

@@ -118,7 +118,9 @@ pub fn plan(config: &Value, tensors: &dyn Tensors) -> Result<Plan> {
 fn latent_attention(d: &mut Decoder<'_>, c: &Config, at: &str, heads: usize, scale: f32) -> Result<Vec<Op>> {
     let at = format!("{at}.self_attn");
     let (plain, turned, value_dim) = (c.qk_nope_head_dim, c.qk_rope_head_dim, c.v_head_dim);
-    let (dim, latent, eps) = (plain + turned, c.kv_lora_rank, d.eps);
+    let (dim, latent) = (plain + turned, c.kv_lora_rank);
+    // That of latent vectors' norms, whatever the configuration gives for the others.
+    let eps = 1e-6;
     let mut ops = Vec::new();
 
     let projected = d.buffer("projected query", heads * dim);

@@ -1,10 +1,12 @@
 //! Gated DeltaNet layers, and which layers of a hybrid model are of which kind.
 
+use std::ops::Range;
+
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::decoder::{Decoder, multiple};
-use super::plan::{Map, Op, RowsOf, StateSpec};
+use super::plan::{Map, Op, StateSpec};
 use super::{bad_config, check_dims};
 use crate::error::Result;
 
@@ -78,26 +80,9 @@ impl DeltaNet {
         Ok(c)
     }
 
-    /// Rows of `in_proj_qkvz`: each key head has its query, its key, and the values and gates of its value heads.
-    fn fused_qkvz(&self) -> [RowsOf; 2] {
-        let values = self.heads / self.key_heads * self.value_dim;
-        let a_head = 2 * self.key_dim + 2 * values;
-        let part = |start: usize, len: usize| {
-            (0..self.key_heads).map(move |head| head * a_head + start..head * a_head + start + len)
-        };
-        let (q, k) = (part(0, self.key_dim), part(self.key_dim, self.key_dim));
-        let (v, z) = (part(2 * self.key_dim, values), part(2 * self.key_dim + values, values));
-        let whole = self.key_heads * a_head;
-        [RowsOf { whole, ranges: q.chain(k).chain(v).collect() }, RowsOf { whole, ranges: z.collect() }]
-    }
-
-    /// Rows of `in_proj_ba`: each key head has the b and the a of its value heads.
-    fn fused_ba(&self) -> [RowsOf; 2] {
-        let own = self.heads / self.key_heads;
-        [0, own].map(|start| {
-            let ranges = (0..self.key_heads).map(|head| 2 * head * own + start..(2 * head * own) + start + own);
-            RowsOf { whole: 2 * self.heads, ranges: ranges.collect() }
-        })
+    /// Rows of a fused projection in which each key head has `a_head`: those from `start` on, `len` of each.
+    fn of_heads(&self, a_head: usize, start: usize, len: usize) -> impl Iterator<Item = Range<usize>> {
+        (0..self.key_heads).map(move |head| head * a_head + start..head * a_head + start + len)
     }
 
     /// `linear_attn` of the layer `at`, from the normalised residual.
@@ -118,13 +103,21 @@ impl DeltaNet {
                 d.linear(&format!("{at}.in_proj_a"), false, x, a)?,
             ],
             Projections::Fused => {
-                let ([qkv_rows, z_rows], [b_rows, a_rows]) = (self.fused_qkvz(), self.fused_ba());
                 let (qkvz, ba) = (format!("{at}.in_proj_qkvz"), format!("{at}.in_proj_ba"));
+                // A key head has its query, its key, and the values and gates of its value heads; and their b and a.
+                let own = heads / key_heads;
+                let values = own * value_dim;
+                let (a_head, z_at) = (2 * key_dim + 2 * values, 2 * key_dim + values);
+                let qkv_rows = || {
+                    let parts = [(0, key_dim), (key_dim, key_dim), (2 * key_dim, values)];
+                    parts.into_iter().flat_map(|(start, len)| self.of_heads(a_head, start, len)).collect()
+                };
+                let whole = key_heads * a_head;
                 vec![
-                    d.linear_of(&qkvz, qkv_rows, x, qkv)?,
-                    d.linear_of(&qkvz, z_rows, x, z)?,
-                    d.linear_of(&ba, b_rows, x, b)?,
-                    d.linear_of(&ba, a_rows, x, a)?,
+                    d.linear_of(&qkvz, whole, qkv_rows, x, qkv)?,
+                    d.linear_of(&qkvz, whole, || self.of_heads(a_head, z_at, values).collect(), x, z)?,
+                    d.linear_of(&ba, 2 * heads, || self.of_heads(2 * own, 0, own).collect(), x, b)?,
+                    d.linear_of(&ba, 2 * heads, || self.of_heads(2 * own, own, own).collect(), x, a)?,
                 ]
             }
         };

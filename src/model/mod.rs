@@ -226,15 +226,22 @@ impl Shaped<'_> {
         }
     }
 
-    /// A matrix of some rows of a tensor.
-    fn matrix_of(&mut self, name: impl Into<String>, rows: RowsOf, cols: usize) -> Result<Weight> {
+    /// A matrix of some rows of a tensor, which has `whole`. What they are is asked once the tensor is known to be so large.
+    fn matrix_of(
+        &mut self,
+        name: impl Into<String>,
+        whole: usize,
+        cols: usize,
+        ranges: impl FnOnce() -> Vec<Range<usize>>,
+    ) -> Result<Weight> {
         let name = name.into();
         match self.tensors.core(&name)? {
-            Stored::Matrix(layout) if (layout.rows, layout.cols) == (rows.whole, cols) => {
-                let layout = Layout { rows: rows.ranges.iter().map(Range::len).sum(), ..layout };
-                Ok(self.parts.matrix_of(name, layout, rows))
+            Stored::Matrix(layout) if (layout.rows, layout.cols) == (whole, cols) => {
+                let ranges = ranges();
+                let layout = Layout { rows: ranges.iter().map(Range::len).sum(), ..layout };
+                Ok(self.parts.matrix_of(name, layout, RowsOf { whole, ranges }))
             }
-            found => Err(wrong_shape(&name, &format!("a {} × {cols} matrix", rows.whole), found)),
+            found => Err(wrong_shape(&name, &format!("a {whole} × {cols} matrix"), found)),
         }
     }
 

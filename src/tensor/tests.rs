@@ -142,3 +142,16 @@ fn four_bit_error_is_below_a_step_that_covers_the_range() {
     let covering: f64 = values.chunks(GROUP).map(|g| f64::from(range(g) / 15.0).powi(2) / 12.0 * GROUP as f64).sum();
     assert!(error < covering, "squared error {error}, {covering} with min-max scales");
 }
+
+#[test]
+fn rows_are_picked_as_they_are() {
+    let values: Vec<f32> = (0..9 * 70).map(|i| ((i * 37) % 101) as f32 / 50.0 - 1.0).collect();
+    let ranges = [4..6, 0..1, 8..9, 2..2, 5..8];
+    for dtype in DType::ALL {
+        let layout = Layout::new(dtype, 9, 70);
+        let stored = encode(&layout, "w", &values).unwrap();
+        let (rows, all) = (Layout::new(dtype, 7, 70), decode(&layout, &stored));
+        let expected: Vec<f32> = ranges.iter().flat_map(|r| all[r.start * 70..r.end * 70].to_vec()).collect();
+        assert_eq!(decode(&rows, &layout.pick(&stored, &ranges)), expected, "{dtype}");
+    }
+}
