@@ -126,17 +126,15 @@ impl<'a> Source<'a> {
 
     fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
         let names = expert_names(layer, expert);
-        let of_all = |part: &str| format!("model.layers.{layer}.mlp.experts.{part}_proj");
-        let gate_up = of_all("gate_up");
+        let gate_up = format!("model.layers.{layer}.mlp.experts.gate_up_proj");
+        let down = format!("model.layers.{layer}.mlp.experts.down_proj");
         // What one expert has of each tensor, and how far into it each matrix begins.
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
         let (tensors, own, starts) = if self.checkpoint.find(&gate_up).is_some() {
             let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-            ([gate_up.clone(), gate_up, of_all("down")], own, [0, width * hidden, 0])
+            ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
         } else {
-            let by_itself = self.checkpoint.find(&of_all("gate")).is_none();
-            let tensors = if by_itself { names } else { ["gate", "up", "down"].map(of_all) };
-            (tensors, [[width, hidden], [width, hidden], [hidden, width]], [0; 3])
+            (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3])
         };
         let mut parts = Vec::with_capacity(3);
         for ((tensor, own), start) in tensors.into_iter().zip(own).zip(starts) {
