@@ -9,7 +9,6 @@ mod clock;
 pub mod engine;
 pub mod error;
 pub mod flash;
-#[cfg(not(target_arch = "wasm32"))]
 pub mod import;
 pub mod les;
 pub mod model;

@@ -45,18 +45,14 @@ impl Source<'_> {
     }
 
     fn expert_parts(&self, shape: &ExpertShape, layer: usize, expert: usize) -> Result<[Part; 3]> {
-        let has = |names: &[String]| self.checkpoint.find(&names[0]).is_some();
         // What one expert has of each tensor, and how far into it each matrix begins.
         let (width, hidden) = (shape.gate.rows, shape.gate.cols);
-        let (fused, stacked) = (self.experts.fused(layer), self.experts.stacked(layer));
-        let alone = [[width, hidden], [width, hidden], [hidden, width]];
-        let each = self.experts.each(layer, expert).filter(|_| !has(&fused));
+        let [gate_up, down] = self.experts.fused(layer);
+        let each = self.experts.each(layer, expert).filter(|_| self.checkpoint.find(&gate_up).is_none());
         let (tensors, own, starts) = match each {
-            Some(_) if has(&stacked) => (stacked, alone, [0; 3]),
-            Some(names) => (names, alone, [0; 3]),
+            Some(names) => (names, [[width, hidden], [width, hidden], [hidden, width]], [0; 3]),
             None => {
                 let own = [[2 * width, hidden], [2 * width, hidden], [hidden, width]];
-                let [gate_up, down] = fused;
                 ([gate_up.clone(), gate_up, down], own, [0, width * hidden, 0])
             }
         };

@@ -1,29 +1,10 @@
-//! The files of a checkpoint that a pack carries along.
+//! Files that a pack carries along.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use crate::chat::TOKENIZER;
 use crate::error::{Error, Result};
-
-const COPIED: [&str; 9] = [
-    TOKENIZER,
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "generation_config.json",
-    "special_tokens_map.json",
-    "README.md",
-    "LICENSE",
-    "LICENSE.md",
-    "LICENSE.txt",
-];
-
-/// Those files of `dir` that go into a pack, by name.
-pub fn beside(dir: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
-    let paths = COPIED.iter().map(|name| dir.join(name)).filter(|path| path.is_file());
-    read(&paths.collect::<Vec<_>>())
-}
 
 /// These files, by name. JSON is stored without insignificant spaces.
 pub fn read(paths: &[PathBuf]) -> Result<BTreeMap<String, Vec<u8>>> {

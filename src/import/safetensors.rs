@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::files;
 use super::weights::{Described, Weights};
+use crate::chat::TOKENIZER;
 use crate::error::{Error, Result};
 use crate::flash::OpenFile;
 use crate::pack::check_file_name;
@@ -21,6 +22,19 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Longest header of a safetensors file, and longest index: as in the reference implementation.
 const MAX_HEADER: u64 = 100_000_000;
+
+/// Files beside the weights that go into a pack.
+const CARRIED: [&str; 9] = [
+    TOKENIZER,
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "generation_config.json",
+    "special_tokens_map.json",
+    "README.md",
+    "LICENSE",
+    "LICENSE.md",
+    "LICENSE.txt",
+];
 
 /// A checkpoint's configuration and tensors. Nothing is read but headers until values are asked for.
 pub struct Checkpoint {
@@ -206,7 +220,8 @@ impl Weights for Checkpoint {
     }
 
     fn carried(&self) -> Result<BTreeMap<String, Vec<u8>>> {
-        files::beside(&self.dir)
+        let paths = CARRIED.iter().map(|name| self.dir.join(name)).filter(|path| path.is_file());
+        files::read(&paths.collect::<Vec<_>>())
     }
 }
 

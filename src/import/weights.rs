@@ -28,10 +28,7 @@ impl Described {
     }
 }
 
-/// A model as it is published. Tensors have the names, shapes and values that `transformers` gives them; the experts'
-/// matrices may be by themselves, `…mlp.experts.E.gate_proj.weight` and so on, or one tensor for all of a layer:
-/// `…mlp.experts.gate_proj` `[experts, width, hidden]`, `up_proj`, `down_proj` `[experts, hidden, width]`, or
-/// `gate_up_proj` `[experts, 2 · width, hidden]`.
+/// A model as it is published. Tensors have the names, shapes and values that `transformers` gives them.
 pub trait Weights {
     /// What the model is called if nobody says otherwise.
     fn name(&self) -> String;
@@ -49,7 +46,7 @@ pub trait Weights {
     /// Bytes of one of those files.
     fn read<'a>(&'a self, file: &'a str, offset: u64, len: usize) -> LocalBoxFuture<'a, Result<Vec<u8>>>;
 
-    /// The tensors' names, in no order.
+    /// The tensors' names, in no order; those that are stored as one may have one name here and be found by several.
     fn names(&self) -> Vec<&str>;
 
     fn find(&self, name: &str) -> Option<Described>;

@@ -104,11 +104,6 @@ impl ExpertTensors {
         Some(self.each?.map(|name| format!("{}{expert}.{name}", self.prefix(layer))))
     }
 
-    /// All experts' gates, ups and downs of a layer, `[experts, rows, cols]` each: how GGUF files have them.
-    pub fn stacked(&self, layer: usize) -> [String; 3] {
-        ["gate_proj", "up_proj", "down_proj"].map(|name| format!("{}{name}", self.prefix(layer)))
-    }
-
     /// What to call an expert's gate, up and down where one of them is at fault.
     pub fn names(&self, layer: usize, expert: usize) -> [String; 3] {
         let of_fused =

@@ -17,12 +17,17 @@ const Q4_STEPS: f64 = 15.0;
 /// [`Error::Encode`], naming the tensor, for values that are not finite, that are too large for the type, or whose
 /// number is not what the layout says.
 pub fn encode(layout: &Layout, name: &str, values: &[f32]) -> Result<Vec<u8>> {
+    encode_rows(layout, name, 0, values)
+}
+
+/// The same for some rows of a tensor: `layout` is theirs, and `above` how many come before them.
+pub fn encode_rows(layout: &Layout, name: &str, above: usize, values: &[f32]) -> Result<Vec<u8>> {
     let fail = |reason: String| Error::Encode { name: name.to_owned(), dtype: layout.dtype.to_string(), reason };
     if values.len() != layout.rows * layout.cols {
         return Err(fail(format!("{} values for {} × {}", values.len(), layout.rows, layout.cols)));
     }
     if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-        let (row, col) = (at / layout.cols, at % layout.cols);
+        let (row, col) = (above + at / layout.cols, at % layout.cols);
         return Err(fail(format!("the value at row {row}, column {col} is {}", values[at])));
     }
     let [values_plane, scales_plane, rows_plane] = layout.planes();
@@ -31,7 +36,7 @@ pub fn encode(layout: &Layout, name: &str, values: &[f32]) -> Result<Vec<u8>> {
         return Ok(out);
     }
     for (row, x) in values.chunks_exact(layout.cols).enumerate() {
-        let too_large = |v: f64| fail(format!("row {row} needs {v}, which is beyond the range of f16"));
+        let too_large = |v: f64| fail(format!("row {} needs {v}, which is beyond the range of f16", above + row));
         let stored = &mut out[values_plane.clone()][row * layout.row_bytes()..][..layout.row_bytes()];
         match layout.dtype {
             DType::F32 => stored.chunks_exact_mut(4).zip(x).for_each(|(o, v)| o.copy_from_slice(&v.to_le_bytes())),

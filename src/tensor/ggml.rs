@@ -181,21 +181,21 @@ impl std::fmt::Display for BlockType {
     }
 }
 
-/// Rows of `Q8_0` blocks as a matrix of [`DType::Q8`], bit by bit.
+/// Rows of `Q8_0` blocks as a matrix of [`DType::Q8`], bit by bit. `above` rows of the tensor come before them.
 ///
 /// # Errors
 /// [`Error::Encode`], naming the tensor, where a scale is not finite.
 ///
 /// # Panics
 /// If `blocks` is not the blocks of the layout's rows.
-pub fn q8_of_q8_0(layout: &Layout, name: &str, blocks: &[u8]) -> Result<Vec<u8>> {
+pub fn q8_of_q8_0(layout: &Layout, name: &str, above: usize, blocks: &[u8]) -> Result<Vec<u8>> {
     assert!(layout.dtype == DType::Q8 && layout.cols.is_multiple_of(GROUP), "{name}: {layout:?}");
     assert_eq!(blocks.len(), layout.rows * layout.groups() * BlockType::Q8_0.block_bytes(), "{name}");
     let mut out = vec![0; layout.bytes()];
     let [values, scales, _] = layout.planes();
     for (at, block) in blocks.chunks_exact(BlockType::Q8_0.block_bytes()).enumerate() {
         if !half_at(block, 0).is_finite() {
-            let reason = format!("a scale of row {} is {}", at / layout.groups(), half_at(block, 0));
+            let reason = format!("a scale of row {} is {}", above + at / layout.groups(), half_at(block, 0));
             return Err(Error::Encode { name: name.to_owned(), dtype: layout.dtype.to_string(), reason });
         }
         out[scales.start + 2 * at..][..2].copy_from_slice(&block[..2]);
@@ -380,7 +380,7 @@ mod tests {
             block[1] = 0;
         }
         let layout = Layout::new(DType::Q8, 8, 4 * GROUP);
-        let stored = q8_of_q8_0(&layout, "w", &raw).unwrap();
+        let stored = q8_of_q8_0(&layout, "w", 0, &raw).unwrap();
         let (mut expected, mut row) = (vec![0.0; 8 * 4 * GROUP], vec![0.0; 4 * GROUP]);
         BlockType::Q8_0.decode(&raw, &mut expected);
         for (r, expected) in expected.chunks_exact(4 * GROUP).enumerate() {
@@ -391,7 +391,7 @@ mod tests {
             );
         }
         raw[34 * 5..][..2].copy_from_slice(&f16::INFINITY.to_le_bytes());
-        let error = q8_of_q8_0(&layout, "w", &raw).unwrap_err();
+        let error = q8_of_q8_0(&layout, "w", 0, &raw).unwrap_err();
         assert!(
             matches!(&error, Error::Encode { name, reason, .. } if name == "w" && reason.contains("row 1")),
             "{error}"

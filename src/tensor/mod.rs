@@ -145,6 +145,21 @@ impl Layout {
         Layout { rows: 1, ..*self }
     }
 
+    /// Puts rows that were stored by themselves as `rows` says into a matrix, from row `first` on.
+    ///
+    /// # Panics
+    /// If the matrix has fewer rows, or others.
+    pub fn put_rows(&self, matrix: &mut [u8], first: usize, rows: &Layout, bytes: &[u8]) {
+        assert!(
+            rows.dtype == self.dtype && rows.cols == self.cols && first + rows.rows <= self.rows,
+            "{self:?}, {rows:?}"
+        );
+        for (to, from) in self.planes().into_iter().zip(rows.planes()) {
+            let at = to.start + first * (from.len() / rows.rows.max(1));
+            matrix[at..at + from.len()].copy_from_slice(&bytes[from]);
+        }
+    }
+
     /// One row of a stored matrix as it is stored by itself.
     ///
     /// # Panics

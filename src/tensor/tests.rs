@@ -41,6 +41,25 @@ fn matrix() -> impl Strategy<Value = (usize, usize, Vec<f32>)> {
 }
 
 proptest! {
+    /// Rows are stored alike with others and by themselves, and so are parts of a matrix.
+    #[test]
+    fn matrices_are_made_of_their_rows((rows, cols, values) in matrix(), at in 0usize..6) {
+        for dtype in DType::ALL {
+            let layout = Layout::new(dtype, rows, cols);
+            let bytes = encode(&layout, "w", &values).unwrap();
+            for (row, values) in values.chunks_exact(cols).enumerate() {
+                prop_assert_eq!(layout.row_of(&bytes, row), encode(&layout.row(), "w", values).unwrap());
+            }
+            let (mut again, at) = (vec![0; layout.bytes()], at.min(rows));
+            for (first, count) in [(0, at), (at, rows - at)] {
+                let part = Layout { rows: count, ..layout };
+                let bytes = encode(&part, "w", &values[first * cols..][..count * cols]).unwrap();
+                layout.put_rows(&mut again, first, &part, &bytes);
+            }
+            prop_assert_eq!(again, bytes);
+        }
+    }
+
     #[test]
     fn quantised_weights_are_within_half_a_step((rows, cols, values) in matrix()) {
         for dtype in [DType::Q8, DType::Q4] {

@@ -266,7 +266,7 @@ fn tensors_must_fit_the_metadata() {
         refused(|f| f.tensors.retain(|t| t.name != name), "missing_tensor", &[]);
     }
     // The last two dimensions in the wrong order; fewer heads than there are; one dimension more.
-    refused(|f| f.tensor("blk.2.ffn_gate_exps.weight").dims = vec![32, 64, 8], "format", &["experts.gate_proj"]);
+    refused(|f| f.tensor("blk.2.ffn_gate_exps.weight").dims = vec![32, 64, 8], "format", &["experts.0.gate_proj"]);
     refused(|f| f.tensor("blk.0.ssm_a").dims = vec![2], "format", &["blk.0.ssm_a"]);
     refused(|f| f.tensor("blk.0.ssm_conv1d.weight").dims = vec![4, 1, 256], "format", &["ssm_conv1d"]);
     refused(|f| f.tensor("blk.0.ffn_gate_inp_shexp.weight").dims = vec![32, 2], "format", &["ffn_gate_inp_shexp"]);
@@ -286,7 +286,24 @@ fn weights_that_are_no_numbers_are_refused_by_name() {
 
 #[test]
 fn vocabularies_must_be_consistent() {
-    refused(|f| f.set("tokenizer.ggml.model", Value::text("llama")), "tokenizer", &["`llama`", "gpt2"]);
+    refused(|f| f.set("tokenizer.ggml.model", Value::text("bert")), "tokenizer", &["`bert`", "gpt2"]);
+    let by_scores = |scores: Option<usize>| {
+        move |f: &mut File| {
+            f.set("tokenizer.ggml.model", Value::text("llama"));
+            let bytes = |n: usize| [&6u32.to_le_bytes()[..], &(n as u64).to_le_bytes(), &vec![0; 4 * n]].concat();
+            scores.into_iter().for_each(|n| f.set("tokenizer.ggml.scores", Value::Raw(9, bytes(n))));
+        }
+    };
+    use_bytes(changed(by_scores(Some(256))).write()).unwrap();
+    refused(by_scores(None), "format", &["tokenizer.ggml.scores", "missing"]);
+    refused(by_scores(Some(255)), "tokenizer", &["256 tokens", "scores of 255"]);
+    let long = |f: &mut File| {
+        by_scores(Some(1))(f);
+        f.set("tokenizer.ggml.tokens", Value::Texts(vec!["a".repeat(2000)]));
+        f.set("tokenizer.ggml.token_type", Value::I32s(vec![1]));
+        f.remove("tokenizer.ggml.eos_token_id");
+    };
+    refused(long, "tokenizer", &["2000 bytes"]);
     refused(|f| f.set("tokenizer.ggml.pre", Value::text("viking")), "tokenizer", &["`viking`", "qwen35"]);
     refused(|f| f.remove("tokenizer.ggml.pre"), "tokenizer", &["`default`"]);
     refused(|f| f.remove("tokenizer.ggml.tokens"), "format", &["tokenizer.ggml.tokens", "missing"]);

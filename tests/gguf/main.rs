@@ -8,6 +8,10 @@ mod common;
 #[path = "../common/gguf.rs"]
 mod gguf;
 
+#[path = "../common/http.rs"]
+mod http;
+
+mod cli;
 mod converted;
 mod tokenizer;
 

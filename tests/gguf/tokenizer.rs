@@ -1,5 +1,6 @@
 //! Tokenizers made from metadata, against the model's own.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use outrider::chat::{Chat, Files};
@@ -41,7 +42,7 @@ fn file(pre: &str, tokens: Vec<String>, kinds: Vec<i32>, merges: Vec<String>) ->
     file
 }
 
-fn carried(file: &File) -> std::collections::BTreeMap<String, Vec<u8>> {
+fn carried(file: &File) -> BTreeMap<String, Vec<u8>> {
     block_on(Gguf::open(Rc::new(file.flash()), "m.gguf")).unwrap().carried().unwrap()
 }
 
@@ -166,4 +167,56 @@ fn kinds_of_tokens_are_kept() {
     assert_eq!(ids.len(), 3 + "<odd>".len());
     assert_eq!(tokenizer.decode(&ids, true).unwrap(), "a<think><odd>");
     assert_eq!(tokenizer.vocab_size(), 259);
+}
+
+/// What SentencePiece does: of all neighbours that make a token, the ones with the highest score merge, the leftmost first.
+fn merged(text: &str, vocab: &BTreeMap<String, (u32, f32)>) -> Vec<u32> {
+    let spaced = format!("\u{2581}{}", text.replace(' ', "\u{2581}"));
+    let mut parts: Vec<String> = spaced.chars().map(String::from).collect();
+    loop {
+        let score = |i: usize| vocab.get(&format!("{}{}", parts[i], parts[i + 1])).map(|(_, score)| *score);
+        let mut best: Option<(usize, f32)> = None;
+        for (at, score) in (0..parts.len() - 1).filter_map(|i| Some((i, score(i)?))) {
+            if best.is_none_or(|(_, highest)| score > highest) {
+                best = Some((at, score));
+            }
+        }
+        let Some((at, _)) = best else { break };
+        let second = parts.remove(at + 1);
+        parts[at] += &second;
+    }
+    let bytes = |part: &String| part.bytes().map(|b| vocab[&format!("<0x{b:02X}>")].0).collect::<Vec<_>>();
+    parts.iter().flat_map(|part| vocab.get(part).map_or_else(|| bytes(part), |(id, _)| vec![*id])).collect()
+}
+
+#[test]
+fn scores_merge_as_sentencepiece_does() {
+    let mut tokens = vec!["<unk>".to_owned(), "<s>".to_owned(), "</s>".to_owned()];
+    let mut kinds = vec![2, 3, 3];
+    tokens.extend((0..=255u8).map(|b| format!("<0x{b:02X}>")));
+    kinds.extend([6; 256]);
+    let first = tokens.len();
+    // The frequent ones first, which have the higher scores.
+    let pieces = "▁the ▁then ▁there heather ▁t he er ther en ▁▁ th re her eat at hea ▁th the ere ▁ t h e n r a é";
+    tokens.extend(pieces.split(' ').map(str::to_owned));
+    kinds.extend(vec![1; tokens.len() - first]);
+    let scores: Vec<f32> = (0..tokens.len()).map(|id| if id < first { 0.0 } else { -((id - first) as f32) }).collect();
+    let entry = |id: usize| (tokens[id].clone(), (id as u32, scores[id]));
+    let vocab: BTreeMap<_, _> = (3..tokens.len()).map(entry).collect();
+
+    let mut file = file("default", tokens.clone(), kinds, vec![]);
+    file.set("tokenizer.ggml.model", Value::text("llama"));
+    let bytes: Vec<u8> = scores.iter().flat_map(|s| s.to_le_bytes()).collect();
+    let head = [&6u32.to_le_bytes()[..], &(scores.len() as u64).to_le_bytes()].concat();
+    file.set("tokenizer.ggml.scores", Value::Raw(9, [head, bytes].concat()));
+    for (name, id) in [("unknown", 0), ("bos", 1), ("eos", 2)] {
+        file.set(&format!("tokenizer.ggml.{name}_token_id"), Value::U32(id));
+    }
+    let tokenizer = Tokenizer::from_json(&carried(&file)["tokenizer.json"]).unwrap();
+    for text in ["the heather there", "then  there the", "ether, neé 你 eat", "rarer hen", "thethethe"] {
+        let ids = tokenizer.encode(text).unwrap();
+        assert_eq!(ids, merged(text, &vocab), "{text}");
+        assert_eq!(tokenizer.decode(&ids, true).unwrap(), text);
+    }
+    assert_eq!(tokenizer.encode("</s>").unwrap(), [2]);
 }

@@ -39,7 +39,7 @@ impl Display for Chunk {
 
 #[derive(clap::Args, Clone)]
 pub struct ModelArgs {
-    /// Directory of a pack or a checkpoint, or the http(s) address of a pack
+    /// Directory of a pack or a checkpoint, a GGUF file, or the http(s) address of a pack or a GGUF file
     model: String,
     /// What computes: cpu, gpu, or auto for the GPU where there is one
     #[arg(long, default_value = "auto")]

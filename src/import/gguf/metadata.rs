@@ -97,6 +97,13 @@ impl Value {
         }
     }
 
+    pub fn float(&self) -> Option<f64> {
+        match *self {
+            Value::Float(x) => Some(x),
+            _ => None,
+        }
+    }
+
     pub fn signed(&self) -> Option<i64> {
         match *self {
             Value::Unsigned(n) => n.try_into().ok(),
@@ -180,10 +187,7 @@ impl Metadata {
     }
 
     pub fn float(&self, key: &str) -> Result<Option<f64>> {
-        self.get(key, "a number", |value| match *value {
-            Value::Float(x) => Some(x),
-            _ => None,
-        })
+        self.get(key, "a number", Value::float)
     }
 
     pub fn bool(&self, key: &str) -> Result<Option<bool>> {

@@ -19,8 +19,9 @@ use super::Precision;
 use super::weights::{Described, Weights};
 use crate::error::{Error, Result};
 use crate::flash::Flash;
+use crate::tensor::encode::encode_rows;
 use crate::tensor::ggml::{BlockType, q8_of_q8_0};
-use crate::tensor::{DType, GROUP, Layout, encode};
+use crate::tensor::{DType, GROUP, Layout};
 use header::{Header, Stored};
 use metadata::Metadata;
 use names::{Change, Names};
@@ -108,8 +109,9 @@ impl Gguf {
         Ok(())
     }
 
-    pub fn metadata(&self) -> &Metadata {
-        &self.metadata
+    /// The type a tensor has in its file.
+    pub fn type_of(&self, name: &str) -> Option<BlockType> {
+        self.tensors.get(name).map(|tensor| tensor.stored.kind)
     }
 
     /// How many weights there are of each type.
@@ -143,8 +145,20 @@ impl Gguf {
         counts.into_iter().max_by_key(|(kind, weights)| (*weights, kind.centibits())).map(|(kind, _)| kind)
     }
 
-    fn tensor_of(&self, name: &str) -> Result<&Tensor> {
-        self.tensors.get(name).ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
+    /// A tensor or one expert's part of a stored one: where in the latter it begins, and its shape.
+    fn locate(&self, name: &str) -> Result<(&Tensor, usize, &[usize])> {
+        if let Some(tensor) = self.tensors.get(name) {
+            return Ok((tensor, 0, &tensor.shape));
+        }
+        let of_expert = || {
+            let (layer, rest) = name.split_once(".experts.")?;
+            let (expert, part) = rest.strip_suffix(".weight")?.split_once('.')?;
+            let tensor = self.tensors.get(&format!("{layer}.experts.{part}"))?;
+            let (count, own) = tensor.shape.split_first()?;
+            let expert = expert.parse::<usize>().ok().filter(|expert| expert < count && own.len() == 2)?;
+            Some((tensor, expert * own.iter().product::<usize>(), own))
+        };
+        of_expert().ok_or_else(|| Error::MissingTensor { name: name.to_owned() })
     }
 
     /// Bytes of whole rows in the order of the new name, window by window: what they are, and how many weights come
@@ -173,11 +187,11 @@ impl Gguf {
     }
 
     async fn decoded(&self, name: &str, first: usize, count: usize) -> Result<Vec<f32>> {
-        let tensor = self.tensor_of(name)?;
+        let (tensor, start, _) = self.locate(name)?;
         let cols = tensor.stored.cols();
         let mut values = Vec::new();
         let mut row = vec![0.0; cols];
-        self.rows(tensor, first, count, |bytes| {
+        self.rows(tensor, start.saturating_add(first), count, |bytes| {
             if values.is_empty() {
                 values.reserve_exact(count);
             }
@@ -190,23 +204,38 @@ impl Gguf {
         Ok(values)
     }
 
+    /// A matrix in its device layout, made some rows at a time.
     async fn stored(&self, name: &str, first: usize, layout: Layout) -> Result<Vec<u8>> {
-        let tensor = self.tensor_of(name)?;
-        let count = layout.rows * layout.cols;
-        if layout.dtype != DType::Q8 || tensor.exact() != DType::Q8 || layout.cols != tensor.stored.cols() {
-            return encode(&layout, name, &self.decoded(name, first, count).await?);
+        let (tensor, start, _) = self.locate(name)?;
+        let exact = layout.dtype == DType::Q8 && tensor.exact() == DType::Q8 && layout.cols == tensor.stored.cols();
+        let most = (WINDOW / layout.cols.max(1) / size_of::<f32>()).max(1);
+        let mut out = vec![0; layout.bytes()];
+        for row in (0..layout.rows).step_by(most) {
+            let part = Layout { rows: most.min(layout.rows - row), ..layout };
+            let (from, count) = (first + row * layout.cols, part.rows * layout.cols);
+            let bytes = if exact {
+                q8_of_q8_0(&part, name, row, &self.blocks(tensor, start.saturating_add(from), count).await?)?
+            } else {
+                encode_rows(&part, name, row, &self.decoded(name, from, count).await?)?
+            };
+            layout.put_rows(&mut out, row, &part, &bytes);
         }
+        Ok(out)
+    }
+
+    /// The blocks of whole rows of a tensor that [keeps groups](Change::keeps_groups), in the order of the new name.
+    async fn blocks(&self, tensor: &Tensor, first: usize, count: usize) -> Result<Vec<u8>> {
         let size = BlockType::Q8_0.block_bytes();
         let mut blocks = Vec::new();
         self.rows(tensor, first, count, |bytes| {
             for row in bytes.chunks_exact(tensor.stored.row_bytes()) {
-                let groups = 0..layout.groups();
+                let groups = 0..tensor.stored.cols() / GROUP;
                 let sources = groups.map(|group| tensor.change.source_col(group * GROUP) / GROUP * size);
                 sources.for_each(|at| blocks.extend_from_slice(&row[at..at + size]));
             }
         })
         .await?;
-        q8_of_q8_0(&layout, name, &blocks)
+        Ok(blocks)
     }
 }
 
@@ -242,8 +271,9 @@ impl Weights for Gguf {
     }
 
     fn find(&self, name: &str) -> Option<Described> {
-        let tensor = self.tensors.get(name)?;
-        Some(Described { shape: tensor.shape.clone(), exact: tensor.exact(), bytes: tensor.stored.bytes })
+        let (tensor, _, shape) = self.locate(name).ok()?;
+        let parts = if shape.len() < tensor.shape.len() { tensor.shape[0] as u64 } else { 1 };
+        Some(Described { shape: shape.to_vec(), exact: tensor.exact(), bytes: tensor.stored.bytes / parts })
     }
 
     fn values<'a>(&'a self, name: &'a str, first: usize, count: usize) -> LocalBoxFuture<'a, Result<Vec<f32>>> {

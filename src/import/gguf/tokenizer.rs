@@ -3,7 +3,7 @@
 //! GGUF has vocabulary and merges, but of how text is split before merging only a name, which llama.cpp knows the meaning
 //! of; so does [`SPLITS`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,11 @@ const NORMAL: i64 = 1;
 const UNKNOWN: i64 = 2;
 const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
+
+/// How SentencePiece writes a space.
+const SPACE: &str = "\u{2581}";
+/// Bytes of a token that merges lead to at most.
+const MAX_MERGED: usize = 1024;
 
 /// GPT-2's own split; the rest of this family begins with it.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -60,19 +65,21 @@ pub fn files(metadata: &Metadata, vocab: usize) -> Result<BTreeMap<String, Vec<u
     let mut files = BTreeMap::new();
     match metadata.text("tokenizer.ggml.model")? {
         None | Some("none" | "no_vocab") => {}
-        Some("gpt2") => {
+        Some(kind @ ("gpt2" | "llama")) => {
             let vocabulary = Vocabulary::read(metadata, vocab)?;
-            let tokenizer = json_bytes(&vocabulary.tokenizer(metadata)?);
+            let tokenizer = match kind {
+                "gpt2" => vocabulary.byte_level(metadata)?,
+                _ => vocabulary.sentence_piece(metadata)?,
+            };
+            let tokenizer = json_bytes(&tokenizer);
             Tokenizer::from_json(&tokenizer)?;
             files.insert(TOKENIZER.to_owned(), tokenizer);
             files.insert("tokenizer_config.json".to_owned(), json_bytes(&vocabulary.settings(metadata)?));
             files.insert("generation_config.json".to_owned(), json_bytes(&vocabulary.generation(metadata)?));
         }
         Some(other) => {
-            let shown = other.escape_default();
-            return Err(Error::Tokenizer(format!(
-                "its kind `{shown}` is not supported; supported is gpt2 (byte-level BPE)"
-            )));
+            let (shown, supported) = (other.escape_default(), "gpt2 (byte-level BPE) and llama (SentencePiece BPE)");
+            return Err(Error::Tokenizer(format!("its kind `{shown}` is not supported; supported are {supported}")));
         }
     }
     if let Some(template) = metadata.text("tokenizer.chat_template")? {
@@ -118,7 +125,8 @@ impl<'a> Vocabulary<'a> {
         Ok(Vocabulary { tokens, kinds, special })
     }
 
-    fn tokenizer(&self, metadata: &Metadata) -> Result<Value> {
+    /// BPE over bytes, by merges.
+    fn byte_level(&self, metadata: &Metadata) -> Result<Value> {
         let pre = metadata.text("tokenizer.ggml.pre")?.unwrap_or("default");
         let Some(split) = SPLITS.iter().find(|split| split.names.contains(&pre)) else {
             let supported = SPLITS.iter().flat_map(|split| split.names).copied().collect::<Vec<_>>().join(", ");
@@ -127,8 +135,6 @@ impl<'a> Vocabulary<'a> {
                 "its way to split text, `{shown}`, is not known; known are {supported}"
             )));
         };
-        let vocab: Map<String, Value> =
-            self.tokens.iter().zip(0u32..).map(|(t, id)| (t.to_owned(), id.into())).collect();
         let merges = metadata.needed("tokenizer.ggml.merges", metadata.texts("tokenizer.ggml.merges")?)?;
         let pair = |merge: &str| {
             // The first of the two is a token and may itself begin with a space.
@@ -140,7 +146,6 @@ impl<'a> Vocabulary<'a> {
             }
         };
         let merges = merges.iter().map(pair).collect::<Result<Vec<_>>>()?;
-        let added: Vec<Value> = (0..self.tokens.len()).filter_map(|id| self.added(id)).collect();
         let byte_level = json!({
             "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false,
         });
@@ -151,7 +156,7 @@ impl<'a> Vocabulary<'a> {
             "version": "1.0",
             "truncation": null,
             "padding": null,
-            "added_tokens": added,
+            "added_tokens": self.all_added(),
             "normalizer": if split.nfc { json!({"type": "NFC"}) } else { Value::Null },
             "pre_tokenizer": {
                 "type": "Sequence",
@@ -168,10 +173,79 @@ impl<'a> Vocabulary<'a> {
                 "fuse_unk": false,
                 "byte_fallback": false,
                 "ignore_merges": split.ignore_merges,
-                "vocab": vocab,
+                "vocab": self.vocab(),
                 "merges": merges,
             },
         }))
+    }
+
+    /// BPE over characters, by scores: of all neighbours that make a token, those merge whose token has the highest. Spaces
+    /// are written as U+2581, and characters that are no tokens as bytes.
+    fn sentence_piece(&self, metadata: &Metadata) -> Result<Value> {
+        let scores = metadata.needed("tokenizer.ggml.scores", metadata.numbers("tokenizer.ggml.scores")?)?;
+        let scores: Vec<f64> = scores.iter().map(|score| score.float().unwrap_or(0.0)).collect();
+        if scores.len() != self.tokens.len() {
+            let reason = format!("it has {} tokens, and scores of {}", self.tokens.len(), scores.len());
+            return Err(Error::Tokenizer(reason));
+        }
+        let mergeable = |id: usize| matches!(self.kinds.get(id).copied().unwrap_or(NORMAL), NORMAL | USER_DEFINED);
+        let tokens = || self.tokens.iter().enumerate().filter(|(id, _)| mergeable(*id));
+        let known: HashSet<&str> = tokens().map(|(_, token)| token).collect();
+        let mut merges = Vec::new();
+        for (id, token) in tokens() {
+            if token.len() > MAX_MERGED {
+                let reason = format!("its token {id} has {} bytes, more than {MAX_MERGED}", token.len());
+                return Err(Error::Tokenizer(reason));
+            }
+            let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+            let splits = splits.filter(|(a, b)| known.contains(a) && known.contains(b));
+            merges.extend(splits.map(|(a, b)| (scores[id], id, [a, b])));
+        }
+        // The higher score first; of the same score, the token that comes first in the vocabulary.
+        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        let merges: Vec<[&str; 2]> = merges.into_iter().map(|(.., pair)| pair).collect();
+        let unknown = self.special.get("unknown").map(|id| self.tokens.get(*id));
+        let spaces = json!({"type": "Replace", "pattern": {"String": " "}, "content": SPACE});
+        let prefix = metadata.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        let before = if prefix { vec![json!({"type": "Prepend", "prepend": SPACE}), spaces] } else { vec![spaces] };
+        let mut after = vec![
+            json!({"type": "Replace", "pattern": {"String": SPACE}, "content": " "}),
+            json!({"type": "ByteFallback"}),
+            json!({"type": "Fuse"}),
+        ];
+        if prefix {
+            after.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+        }
+        Ok(json!({
+            "version": "1.0",
+            "truncation": null,
+            "padding": null,
+            "added_tokens": self.all_added(),
+            "normalizer": {"type": "Sequence", "normalizers": before},
+            "pre_tokenizer": null,
+            "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": after},
+            "model": {
+                "type": "BPE",
+                "dropout": null,
+                "unk_token": unknown,
+                "continuing_subword_prefix": null,
+                "end_of_word_suffix": null,
+                "fuse_unk": true,
+                "byte_fallback": true,
+                "ignore_merges": false,
+                "vocab": self.vocab(),
+                "merges": merges,
+            },
+        }))
+    }
+
+    fn vocab(&self) -> Map<String, Value> {
+        self.tokens.iter().zip(0u32..).map(|(token, id)| (token.to_owned(), id.into())).collect()
+    }
+
+    fn all_added(&self) -> Vec<Value> {
+        (0..self.tokens.len()).filter_map(|id| self.added(id)).collect()
     }
 
     /// A token that is found in text before anything is split.
