@@ -109,7 +109,7 @@ export function greedy(prompt, more = {}) {
 export async function loadPart(page, backend, part, more = {}) {
   const slots = Math.round(EXPERTS * part);
   let loaded = await load(page, { backend, ...more });
-  for (let tries = 0; tries < 4 && !loaded.error && loaded.stats.pool.slots !== slots; tries += 1) {
+  for (let tries = 0; tries < 16 && !loaded.error && loaded.stats.pool.slots !== slots; tries += 1) {
     const { memory, pool } = loaded.stats;
     const slot = memory.entries.find((entry) => entry.kind === 'pool').bytes / pool.slots;
     loaded = await load(page, { backend, ...more, memoryBudget: Math.ceil(memory.total - (pool.slots - slots) * slot) });
